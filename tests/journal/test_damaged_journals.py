@@ -15,8 +15,7 @@ from toolcell import AuditLog, RecordConfig, ResumeError, SyncRuntime, ToolRegis
 from toolcell.control.kept_drafts import DRAFT_RECORDS
 from toolcell.control.map_file import MAP_RECORDS
 from toolcell.journal.database import RUN, Damaged, OpenJournal, Table, UnderWay, apply_record
-from toolcell.journal.ledger import Journal
-from toolcell.journal.records import RUN_RECORDS, LoadedRun
+from toolcell.journal.ledger import RUN_RECORDS, Journal
 from toolcell.journal.store import JournalStore
 from toolcell.sessions.journal import SESSION_RECORDS
 from toolcell.support.packing import pack
@@ -64,11 +63,11 @@ def test_a_call_that_could_not_be_recorded_is_not_made_and_does_not_hide_the_nex
     journal = begun(store)
     with pytest.raises(OSError, match="there may be 262144"):
         call(journal, 1, "x" * 300_000)
-    assert not journal.entries[0].is_started
+    assert not journal.entries[1].is_started
     call(journal, 2)
     put_down(store, journal)
 
-    entries = opened().take("run", ToolRegistry()).entries
+    entries = opened().take("run", ToolRegistry()).entries.values()
     assert [(entry.number, entry.is_started, entry.answer) for entry in entries] == [(2, True, None)]
 
 
@@ -207,7 +206,7 @@ def test_runs_that_begin_with_one_id_at_once_have_journals_of_their_own(opened: 
 
 
 def test_a_run_that_was_lost_and_then_suspended_waits_and_has_not_ended() -> None:
-    loaded = LoadedRun()
+    loaded = Journal("")
     for record in (["run", "r", {"origin": "code"}], ["ended", "lost"]):
         apply_record(RUN_RECORDS, loaded, record)
     assert loaded.is_ended

@@ -22,7 +22,7 @@ from toolcell.control.suspension import IN_DOUBT
 from toolcell.errors import ResumeError
 from toolcell.journal.approval_tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.journal.identity import digest_of_call, registry_digest, tool_digests
-from toolcell.journal.ledger import RecordedDecision
+from toolcell.journal.replay import RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.tools.code import ExecuteCode

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolcell.calls.hooks import Approve, Deny, Edit
 from toolcell.errors import UsageError
-from toolcell.journal.ledger import RecordedDecision
+from toolcell.journal.replay import RecordedDecision
 from toolcell.results import PendingCall
 from toolcell.support.checks import brief
 from toolcell_bridge.guest.values import to_plain

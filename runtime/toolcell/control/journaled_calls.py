@@ -14,8 +14,8 @@ from toolcell.calls.result import Status, ToolResult
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call, options_of
-from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
-from toolcell.journal.replay import NewCall
+from toolcell.journal.ledger import Journal
+from toolcell.journal.replay import CANCELLED, JournalEntry
 from toolcell.results import Divergence, Outcome
 from toolcell.run.listed_calls import end_script_alone
 from toolcell.tools.registry import answer_from_record
@@ -48,7 +48,7 @@ class JournaledCalls:
         """Divergence of a run without a record that makes a call, and must not."""
         self.options = partial(options_of, tools)
         """What is known about a tool, by its name."""
-        self.reused = [entry for entry in journal.entries if entry.is_taken_over]
+        self.reused = [entry for entry in journal.entries.values() if entry.is_taken_over]
         """Calls that were answered from the journal of a repaired run."""
 
     async def dispatch(
@@ -101,13 +101,13 @@ class JournaledCalls:
 
     async def _recorded_answer(self, entry: JournalEntry, is_known: bool) -> ToolResult | None:
         """Return the answer that a call has already; None when it is to be made."""
-        replay, call = self._journal.replay, NewCall(entry.tool, entry.args)
+        replay = self._journal.replay
         has_no_answer = entry.answer is None and self._is_rebuilding  # the script ended before it got one
         if replay is not None and is_known and (entry.answer is not None or has_no_answer):
             was_cancelled = entry.answer == CANCELLED or has_no_answer
-            return await replay.answer(entry.number, call, None if was_cancelled else entry.result())
+            return await replay.answer(entry.number, entry, None if was_cancelled else entry.result())
         if replay is not None:
-            await replay.wait_for_all(call)
+            await replay.wait_for_all(entry)
         if self._is_rebuilding:
             self._refuse_new(entry)
         if entry.is_in_doubt:

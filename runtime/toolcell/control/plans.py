@@ -95,9 +95,9 @@ class PlanRuns:
             journal.share_labels(context.state.labels)
             rows, record = await self._run_plan(registry, {"steps": steps}, context, journal, journal.header)
             assert record is not None
-            journal.entries.sort(key=lambda entry: entry.number)
+            journal.entries = dict(sorted(journal.entries.items()))
             assert record.link is not None
-            is_waiting = bool(pending_of(journal.entries)) and not record.is_cut_short
+            is_waiting = bool(pending_of(journal.entries.values())) and not record.is_cut_short
             with suppress(OSError):  # then what is written next says so
                 journal.end_run(record.link.id, is_waiting)
             if is_waiting:
@@ -140,7 +140,7 @@ class PlanRuns:
                 async with open_jobs(run.state, self._runs.task_group()):
                     result = await registry.run_plan(plan, run, record)
                 if record is not None and not record.is_cut_short:
-                    link.waits = tuple(pending_of(journal.entries))
+                    link.waits = tuple(pending_of(journal.entries.values()))
         finally:
             for finished in begun.features.finished if begun is not None else ():
                 finished(begun, journal.id)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolcell.calls.options import ToolOptions
-from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
+from toolcell.journal.ledger import Journal
+from toolcell.journal.replay import CANCELLED, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Repair, RepairedCall
 from toolcell.run.calls import PARTS
@@ -41,7 +42,7 @@ ANSWERED, FAILED, IN_DOUBT = "answered", "failed", "in doubt"
 def report(repaired: str, journal: Journal, reused: Iterable[JournalEntry], options: OptionsOf) -> Repair:
     """Sort the calls of a repaired script and of the run that it repairs. Parts of the bodies of requests are none."""
     reused = list(reused)
-    new = [entry for entry in journal.entries if entry not in reused]
+    new = [entry for entry in journal.entries.values() if entry not in reused]
     orphaned = [entry for entry in journal.past if entry is not None and _is_done_write(entry, options)]
     return Repair(repaired, _rows(reused), _rows(new), _rows(orphaned))
 

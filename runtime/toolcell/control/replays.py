@@ -23,7 +23,7 @@ from toolcell.calls.result import Status, ToolFailure, ToolResult
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.recorded_tools import RecordedTools
-from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
+from toolcell.journal.replay import CallReplay, JournalEntry
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.support.packing import text_digest
@@ -184,7 +184,18 @@ class AnsweringTools(RecordedTools):
             {each[0]: each[3] for each in run.definitions if len(each) > 3 and isinstance(each[3], dict)},
             [call.tool for call in self.expected.values()],
         )
-        turns = (_turn(ident, call) for ident, call in self.expected.items())
+        turns = (
+            JournalEntry(
+                ident,
+                call.tool,
+                call.args,
+                call.started_seq,
+                ended=call.ended_seq if is_answered(call) else None,
+                began_ns=call.started_ns,
+                ended_ns=call.ended_ns or 0,
+            )
+            for ident, call in self.expected.items()
+        )
         self.replay = CallReplay(turns, _missing, lambda _: ToolAbort("the replay differs from the record"))
         self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
@@ -228,9 +239,9 @@ class AnsweringTools(RecordedTools):
             self._diverge("call", found.message, index, found.expected, found.got)
         if self._on_call is not None:
             self._on_call(index, call)
-        return await self._answer(ident, index, call, NewCall(name, args))
+        return await self._answer(ident, index, call, JournalEntry(ident, name, args, 0))
 
-    async def _answer(self, ident: int, index: int, call: RecordedCall, new: NewCall) -> ToolResult:
+    async def _answer(self, ident: int, index: int, call: RecordedCall, new: JournalEntry) -> ToolResult:
         given = self._answers.get(index)
         if given is None and not call.is_finished and self._has_end:
             why = f"how call {index} ended is not in the record, though the run's end is: the log was damaged"
@@ -257,20 +268,7 @@ class AnsweringTools(RecordedTools):
         raise ToolAbort("the replay was stopped")
 
 
-def _turn(ident: int, call: RecordedCall) -> RecordedTurn:
-    ended = call.ended_seq if is_answered(call) else None
-    return RecordedTurn(
-        number=ident,
-        tool=call.tool,
-        args=call.args,
-        started=call.started_seq,
-        ended=ended,
-        started_ns=call.started_ns,
-        ended_ns=call.ended_ns or 0,
-    )
-
-
-def _missing(place: int, missing: RecordedTurn, _: NewCall | None) -> Divergence:
+def _missing(place: int, missing: JournalEntry, _: JournalEntry | None) -> Divergence:
     """Describe that the script does not make a call again."""
     return Divergence(MISSING_CALL, f"it does not call {missing.tool}", place)
 

@@ -12,7 +12,8 @@ from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_entries
+from toolcell.journal.ledger import Journal, pending_entries
+from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.options import RunOptions

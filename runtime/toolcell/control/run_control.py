@@ -59,7 +59,7 @@ class RunControl(RunPart):
             context = context.having(suspender)
         elif on_approval == "deny" or context.features.decide:
             context = context.having(Denial(DENIED if on_approval == "deny" else BELOW))
-        if on_approval == "suspend" or journal.records is not None:
+        if on_approval == "suspend" or journal.file is not None:
             context = context.having(StartObserver(journal))
         self._link, self._work = context.scope.link, run.work
         run.context, run.journal_id, run.make_call = context, journal.id, self._calls.dispatch

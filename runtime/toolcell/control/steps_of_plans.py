@@ -15,7 +15,8 @@ from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import answer_of
 from toolcell.control.suspension import BELOW, IN_DOUBT, JournaledStarts
 from toolcell.journal.identity import call_digest, options_of
-from toolcell.journal.ledger import Journal, JournalEntry
+from toolcell.journal.ledger import Journal
+from toolcell.journal.replay import JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.run.calls import failure
 from toolcell_bridge.guest.values import to_plain
@@ -45,7 +46,6 @@ class JournaledSteps(JournaledStarts):
         """`link`: names the run."""
         super().__init__(journal)
         self.link = link
-        self._known = {entry.number: entry for entry in journal.entries}
         self.is_cut_short = False
 
     # What the plan asks
@@ -75,14 +75,9 @@ class JournaledSteps(JournaledStarts):
 
     def _entry(self, call: Call) -> JournalEntry:
         assert call.step is not None
-        entry = self._known.get(call.step + 1)
-        if entry is None:
-            self.journal.stamp += 1
-            entry = JournalEntry(call.step + 1, call.name, call.raw_args, self.journal.stamp)
-            self._known[entry.number] = entry
-            self.journal.entries.append(entry)
+        number = call.step + 1
+        entry = self.journal.ask(call.call_id, call.name, call.raw_args, self.journal.entries.get(number), number)
         entry.args = call.raw_args
-        self.journal.current[call.call_id] = entry
         return entry
 
     def _hold(self, entry: JournalEntry, args: dict[str, Any], reason: str) -> ToolResult:

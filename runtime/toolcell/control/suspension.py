@@ -14,7 +14,8 @@ from toolcell.calls.hooks import Block, Decision
 from toolcell.control.decisions import answer_of
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call
-from toolcell.journal.ledger import Journal, JournalEntry, pending_of
+from toolcell.journal.ledger import Journal, pending_of
+from toolcell.journal.replay import JournalEntry
 from toolcell.results import Outcome, PendingCall
 
 SETTLE_S: Final = 0.02

@@ -1,7 +1,8 @@
 """The journal of a run: every call that its script made and every answer it got, by the identity of the call.
 
 A run is carried on by running its script again: calls of the journal get their recorded answers, and the first call
-that is not in it is the first one to be made. This file holds the journal in memory; `records` writes it to disk.
+that is not in it is the first one to be made. Where there is a record, the start of a call is written to it before its
+tool runs. So a host that is killed leaves a start without an answer, never an effect without a record.
 """
 
 from __future__ import annotations
@@ -11,163 +12,28 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from types import NoneType
+from typing import Any, Final
 
 from toolcell.calls.call import Call
-from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain
+from toolcell.calls.result import ErrorCode
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import RunEnded, ToolError
 from toolcell.flows import Labels
+from toolcell.journal.database import OpenJournal, RecordKind, Table
 from toolcell.journal.identity import digest_of_call
-from toolcell.journal.replay import CallReplay, NewCall, RecordedTurn
+from toolcell.journal.replay import CANCELLED, CallReplay, JournalEntry, RecordedDecision
 from toolcell.results import Divergence, Outcome, PendingCall
 from toolcell.run.listed_calls import CallList
-from toolcell_bridge.wire.codec import decode
-from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
 JOURNAL_BYTES: Final = 64 << 20
 """Bytes of answers that the journal of one run keeps. A run with more cannot be suspended, carried on or repaired."""
 
-CANCELLED: Final = b""
-"""The answer of a call that the script cancelled."""
+RUN, CALL, START, NOT_MADE, ANSWER, LABELS = "run", "call", "start", "not made", "answer", "labels"
+SUSPENDED, RESUMED, ENDED, PAST, NAMED = "suspended", "resumed", "ended", "past", "named"
 
-LENGTH_BYTES: Final = 4
-"""Length of a frame, before its body."""
-
-DecisionKind = Literal["approve", "edit", "deny", "made"]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedDecision:
-    """What somebody decided about a pending call."""
-
-    kind: DecisionKind
-    data: Any
-    """Arguments of an edit, reason of a denial, result of a call that was made already."""
-    digest: str
-    """Digest of the call that was decided about."""
-    reason: str
-    """Why it waited. A decision holds for no other reason."""
-    by: str = ""
-    """Who decided."""
-    why: str = ""
-    """What this person said."""
-    at_ns: int = 0
-
-
-class JournalEntry:
-    """One call of a script."""
-
-    __slots__ = (
-        "answer", "args", "began", "began_ns", "decision", "edited", "ended", "ended_ns", "is_refused", "is_started",
-        "is_taken_over", "is_written", "number", "pending", "reused", "run", "tool",
-    )  # fmt: skip
-
-    def __init__(self, number: int, tool: str, args: Any, began: int) -> None:
-        self.number = number
-        """Counts the calls of the script from 1."""
-        self.tool = tool
-        self.args = args
-        """As the script gave them; the very object that the call holds."""
-        self.began = began
-        self.ended: int | None = None
-        """Place of its answer among all starts and answers."""
-        self.began_ns = time.time_ns()
-        self.ended_ns = 0
-        self.answer: bytes | None = None
-        """Frame of the answer, as the script received it."""
-        self.is_started = False
-        """An observer saw that the tool is about to run."""
-        self.is_refused = False
-        """The answer says why the tool did not run."""
-        self.is_taken_over = False
-        """Its answer is that of a repaired run, so its tool does not run."""
-        self.is_written = False
-        self.run = ""
-        """The run in which it was answered, as the record names it; empty while that is under way."""
-        self.pending: PendingCall | None = None
-        self.decision: RecordedDecision | None = None
-        self.edited: dict[str, Any] | None = None
-        """Arguments of the decision with which its tool started."""
-        self.reused: int | None = None
-        """Index of the call of a repaired run whose answer this call got."""
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """True when the tool had started, and nobody knows what came of it."""
-        return self.answer is None and self.is_started
-
-    @property
-    def state(self) -> str:
-        """What is known of it: `answered`, `in doubt` or `not begun`."""
-        return "answered" if self.answer is not None else "in doubt" if self.is_started else "not begun"
-
-    def decide(self, decision: RecordedDecision) -> None:
-        """Take a decision. A call in doubt that is approved is a call that has not started."""
-        self.pending = None
-        if self.is_in_doubt and decision.kind == "approve":
-            self.is_started = False
-        else:
-            self.decision = decision
-
-    def start(self) -> None:
-        """Take note that its tool is about to run. A decision is used up by that."""
-        decision = self.decision
-        self.edited = decision.data if decision is not None and decision.kind == "edit" else None
-        self.is_started, self.decision, self.pending = True, None, None
-
-    def result(self) -> ToolResult:
-        """Return the recorded answer as a tool's result."""
-        assert self.answer
-        message = decode(self.answer[LENGTH_BYTES:])
-        if isinstance(message, ToolReturn):
-            return of_plain(message.value)
-        assert isinstance(message, ToolFail)
-        details = message.details if isinstance(message.details, dict) else {}
-        failure = ToolFailure(message.code, message.message, message.retryable, details)
-        return ToolResult(status=Status.ERROR, error=failure)
-
-    @property
-    def is_failed(self) -> bool:
-        """True when the answer is a failure."""
-        return bool(self.answer) and self.result().is_error
-
-
-class CallRecords(Protocol):
-    """Where a journal is kept beyond the life of this process. Each method raises `OSError` if it cannot write."""
-
-    def write_call(self, entry: JournalEntry) -> None:
-        """Record a call: before its tool runs if `is_started`, else before its answer or its suspension."""
-
-    def write_start(self, entry: JournalEntry) -> None:
-        """Record that the tool of a call that is recorded already is about to run."""
-
-    def write_not_made(self, entry: JournalEntry) -> None:
-        """Record that the tool of a call did not run: its start could not be recorded."""
-
-    def write_labels(self, labels: Iterable[str]) -> None:
-        """Record what the run has read."""
-
-    def write_answer(self, entry: JournalEntry) -> None:
-        """Record an answer."""
-
-    def write_waiting(self, journal: Journal) -> None:
-        """Record what a suspended run waits for, and its token."""
-
-    def write_resumed(self, token_id: str, decided: dict[int, RecordedDecision]) -> None:
-        """Record that a token was used, and what was decided."""
-
-    def write_run(self, run: str) -> None:
-        """Record the name of a run that is over, and may be carried on."""
-
-    def write_ended(self, outcome: str) -> None:
-        """Record that the run is over."""
-
-    def remove(self) -> None:
-        """Remove what is recorded; it is open until `close`."""
-
-    def close(self) -> None:
-        """Close it, so that others may open it."""
+BEFORE_CALLS: Final = (RUN, PAST, LABELS)
+"""Records of a run that has made no call: it needs nothing to be carried on."""
 
 
 @dataclass(slots=True)
@@ -177,10 +43,11 @@ class Journal:
     id: str
     header: dict[str, Any] = field(default_factory=dict)
     """Everything that is needed to run the script again; empty for a run that cannot be repeated."""
-    entries: list[JournalEntry] = field(default_factory=list)
+    entries: dict[int, JournalEntry] = field(default_factory=dict)
+    """The calls, by their numbers."""
     past: list[JournalEntry | None] = field(default_factory=list)
     """Calls of the runs that this one repairs; None where this run has taken the answer over."""
-    records: CallRecords | None = None
+    file: OpenJournal | None = None
     """Where it is written, for a journal that outlives this process."""
     lost: str = ""
     """Why the journal is not complete."""
@@ -203,6 +70,8 @@ class Journal:
     size: int = 0
     stamp: int = 0
     """Number of the last start or answer."""
+    used_tokens: set[str] = field(default_factory=set)
+    is_ended: bool = False
     _unread: deque[JournalEntry] = field(default_factory=deque)
     """Recorded calls whose digests were not needed yet."""
     _unmatched: dict[str, deque[JournalEntry]] = field(default_factory=dict)
@@ -227,19 +96,66 @@ class Journal:
             OSError: this could not be written.
         """
         self.run = run
-        for entry in self.entries:
+        for entry in self.entries.values():
             if entry.answer is not None:
                 entry.run = entry.run or run
-        if is_kept and self.records is not None and not self.lost:
-            self.records.write_run(run)
+        if is_kept and not self.lost:
+            self.write(NAMED, run, needs_room=False)
+
+    def write(self, *fields: Any, needs_room: bool = True) -> None:
+        """Write a record, for a journal that outlives this process. Raises as `OpenJournal.write`."""
+        if self.file is not None:
+            self.file.write(*fields, needs_room=needs_room)
+
+    def write_header(self) -> None:
+        """Record the run, and the calls of the run that it repairs."""
+        self.write(RUN, self.id, self.header)
+        if self.past:
+            given = [each for each in self.past if each is not None]
+            self.write(PAST, [[e.tool, e.args, e.answer, e.is_started, e.is_refused, e.run] for e in given])
+        if self.labels:
+            self.write(LABELS, sorted(self.labels))
+
+    def write_call(self, entry: JournalEntry) -> None:
+        """Record a call: before its tool runs if `is_started`, else before its answer or its suspension."""
+        self.write(
+            CALL, entry.number, entry.tool, entry.args, entry.began, entry.began_ns, entry.is_started, entry.reused
+        )
+        entry.is_written = True
+
+    def write_waiting(self) -> None:
+        """Record what a suspended run waits for, and its token."""
+        waiting = [(entry, entry.pending) for entry in self.entries.values() if entry.pending is not None]
+        for entry, _ in waiting:
+            if not entry.is_written:
+                self.write_call(entry)
+        rows = [[entry.number, each.id, each.args, each.line, each.digest, each.reason] for entry, each in waiting]
+        self.write(SUSPENDED, self.token, self.expires, rows)
+
+    def use_token(self, decided: dict[int, RecordedDecision]) -> None:
+        """Note that the token is used, and what was decided about calls. Raises as `OpenJournal.write`."""
+        rows = [
+            [number, each.kind, each.data, each.digest, each.reason, each.by, each.why, each.at_ns]
+            for number, each in decided.items()
+        ]
+        self.write(RESUMED, self.token, rows, needs_room=False)
+        self.token = ""
+        for number, decision in decided.items():
+            self.entries[number].decide(decision)
+
+    def close(self) -> None:
+        """Close its file, so that others may open it."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
     # Carrying on
 
     def begin_again(self) -> None:
         """Answer the next run of the script from this journal."""
         self.current = {}
-        self.replay = CallReplay(map(_turn, self.entries), _missing, _diverged)
-        self._unread, self._unmatched = deque(self.entries), {}
+        self.replay = CallReplay(self.entries.values(), _missing, _diverged)
+        self._unread, self._unmatched = deque(self.entries.values()), {}
 
     async def recorded(self, tool: str, args: Any) -> JournalEntry | None:
         """Find the k-th call of this tool with these arguments, when it is made for the k-th time. One at a time."""
@@ -279,25 +195,23 @@ class Journal:
 
     def all_entries(self) -> list[JournalEntry]:
         """Return the calls of this run and those it inherited and did not take over."""
-        return [*self.entries, *(entry for entry in self.past if entry is not None)]
+        return [*self.entries.values(), *(entry for entry in self.past if entry is not None)]
 
     def index_of(self, entry: JournalEntry) -> int:
         """Return which call of the script this is, counting from 1."""
-        return self.entries.index(entry) + 1
-
-    def numbered(self, number: int) -> JournalEntry:
-        """Return the entry of a number."""
-        return next(entry for entry in self.entries if entry.number == number)
+        return [*self.entries].index(entry.number) + 1
 
     # What happens in a run
 
-    def ask(self, call_id: str, tool: str, args: Any, entry: JournalEntry | None = None) -> JournalEntry:
-        """Take note of a call, and return its entry. `entry`: what an earlier run of the script recorded of it."""
+    def ask(
+        self, call_id: str, tool: str, args: Any, entry: JournalEntry | None = None, number: int = 0
+    ) -> JournalEntry:
+        """Take note of a call, and return its entry. `entry`: what an earlier run of the script recorded of it.
+        `number`: of the entry, if not the next one."""
         if entry is None:
             self.stamp += 1
-            number = self.entries[-1].number + 1 if self.entries else 1
-            entry = JournalEntry(number, tool, args, self.stamp)
-            self.entries.append(entry)
+            number = number or next(reversed(self.entries), 0) + 1
+            entry = self.entries[number] = JournalEntry(number, tool, args, self.stamp)
         self.current[call_id] = entry
         return entry
 
@@ -312,7 +226,7 @@ class Journal:
         Raises:
             OSError, ToolError: this could not be written, and the tool must not run.
         """
-        if self.records is not None:
+        if self.file is not None:
             if self.size > JOURNAL_BYTES:
                 raise ToolError(
                     f"it could not be recorded, so it was not made: {self.lost}", code=ErrorCode.UNAVAILABLE
@@ -321,7 +235,10 @@ class Journal:
                 raise OSError(self.lost)
             entry.is_started = True
             try:
-                (self.records.write_start if entry.is_written else self.records.write_call)(entry)
+                if entry.is_written:
+                    self.write(START, entry.number)
+                else:
+                    self.write_call(entry)
             except OSError:
                 entry.is_started = False
                 raise
@@ -330,9 +247,8 @@ class Journal:
     def take_back(self, entry: JournalEntry) -> None:
         """The tool of a call does not run after all: its start could not be recorded."""
         entry.is_started = False
-        if self.records is not None:
-            with suppress(OSError):  # then nothing of it is recorded
-                self.records.write_not_made(entry)
+        with suppress(OSError):  # then nothing of it is recorded
+            self.write(NOT_MADE, entry.number, needs_room=False)
 
     def share_labels(self, labels: Labels) -> None:
         """Begin a run: it has read what the journal says, and the journal notes what it reads."""
@@ -349,8 +265,8 @@ class Journal:
         held = self.run_labels.names
         if held <= self.labels:
             return
-        if self.records is not None and not self.lost:
-            self.records.write_labels(held)
+        if not self.lost:
+            self.write(LABELS, sorted(held))
         self.labels = held if self.labels <= held else self.labels | held
 
     def answer(self, call_number: int, frame: bytes) -> None:
@@ -366,7 +282,7 @@ class Journal:
     def keep_answer(self, entry: JournalEntry, frame: bytes) -> None:
         """Keep an answer. Never raises: what cannot be written is in doubt later."""
         self.stamp += 1
-        entry.answer, entry.ended, entry.ended_ns = frame, self.stamp, time.time_ns()
+        entry.answer, entry.ended, entry.ended_ns = frame, self.stamp if frame else None, time.time_ns()
         if entry.pending is not None:  # it waited until now, so its tool did not run
             entry.pending, entry.is_refused = None, True
         self.size += len(frame)
@@ -377,34 +293,18 @@ class Journal:
             )
         if self.lost:
             entry.answer = CANCELLED
-        if not self.lost and self.run_labels.names is not self.labels:
-            try:
+            return
+        try:
+            if self.run_labels.names is not self.labels:
                 self.note_labels()
-            except OSError as exc:
-                self.lost = f"the journal could not be written: {exc}"
-        if self.records is not None and not self.lost:
-            try:
-                if not entry.is_written:
-                    self.records.write_call(entry)
-                self.records.write_answer(entry)
-            except OSError as exc:
-                self.lost = f"the journal could not be written: {exc}"
+            if not entry.is_written:
+                self.write_call(entry)
+            self.write(ANSWER, entry.number, frame, self.stamp, entry.ended_ns, entry.is_refused)
+        except OSError as exc:
+            self.lost = f"the journal could not be written: {exc}"
 
 
-def _turn(entry: JournalEntry) -> RecordedTurn:
-    ended = entry.ended if entry.answer else None
-    return RecordedTurn(
-        number=entry.number,
-        tool=entry.tool,
-        args=entry.args,
-        started=entry.began,
-        ended=ended,
-        started_ns=entry.began_ns,
-        ended_ns=entry.ended_ns,
-    )
-
-
-def _missing(place: int, missing: RecordedTurn, call: NewCall | None) -> Divergence:
+def _missing(place: int, missing: JournalEntry, call: JournalEntry | None) -> Divergence:
     """Describe that a script does not make a call again."""
     kind, got = "missing_call", None
     message = f"call {place} was {missing.tool}, and the script ended without making it again"
@@ -427,4 +327,93 @@ def pending_of(entries: Iterable[JournalEntry]) -> list[PendingCall]:
 
 def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
     """Return the calls that wait for a decision, by the id that decisions use."""
-    return {entry.pending.id: entry for entry in journal.entries if entry.pending is not None}
+    return {entry.pending.id: entry for entry in journal.entries.values() if entry.pending is not None}
+
+
+# Reading it back
+
+
+def _run(journal: Journal, ident: str, header: dict[str, Any]) -> None:
+    journal.id, journal.header = ident, header
+    journal.run = (header.get("who") or {}).get("run_id", ident)
+
+
+def _past(journal: Journal, rows: list[list[Any]]) -> None:
+    journal.past = [
+        JournalEntry(n, tool, args, 0, answer=answer, is_started=is_started, is_refused=is_refused, run=run)
+        for n, (tool, args, answer, is_started, is_refused, run) in enumerate(rows)
+    ]
+
+
+def _call(
+    journal: Journal,
+    number: int,
+    tool: str,
+    args: Any,
+    began: int,
+    began_ns: int,
+    is_started: bool,
+    reused: int | None,
+) -> None:
+    if reused is not None:
+        journal.past[reused] = None
+    journal.entries[number] = JournalEntry(
+        number, tool, args, began, began_ns=began_ns, is_started=is_started, reused=reused, is_written=True
+    )
+    journal.stamp = max(journal.stamp, began)
+
+
+def _start(journal: Journal, number: int) -> None:
+    journal.entries[number].start()
+
+
+def _not_made(journal: Journal, number: int) -> None:
+    journal.entries[number].is_started = False
+
+
+def _answer(journal: Journal, number: int, frame: bytes, ended: int, ended_ns: int, is_refused: bool) -> None:
+    entry = journal.entries[number]
+    entry.answer, entry.ended, entry.ended_ns, entry.is_refused = frame, ended if frame else None, ended_ns, is_refused
+    entry.pending = None
+    entry.is_taken_over = entry.reused is not None and bool(frame) and not (entry.is_started or is_refused)
+    journal.size += len(frame)
+    journal.stamp = max(journal.stamp, ended)
+
+
+def _labels(journal: Journal, labels: list[str]) -> None:
+    journal.labels |= frozenset(labels)
+
+
+def _suspended(journal: Journal, token_id: str, expires: float, rows: list[list[Any]]) -> None:
+    journal.token, journal.expires = token_id, expires
+    journal.is_ended = False  # a run that was lost and carried on waits now
+    for number, ident, args, line, digest, reason in rows:
+        entry = journal.entries[number]
+        entry.pending = PendingCall(ident, entry.tool, args=args, line=line, digest=digest, reason=reason)
+
+
+def _resumed(journal: Journal, token_id: str, rows: list[list[Any]]) -> None:
+    journal.used_tokens.add(token_id)
+    journal.token = ""
+    for number, *decision in rows:
+        journal.entries[number].decide(RecordedDecision(*decision))
+
+
+def _ended(journal: Journal, outcome: str) -> None:
+    journal.is_ended = True
+
+
+RUN_RECORDS: Final[Table] = {
+    RUN: RecordKind((str, dict), _run),
+    PAST: RecordKind((list,), _past),
+    CALL: RecordKind((int, str, object, int, int, bool, (int, NoneType)), _call),
+    START: RecordKind((int,), _start),
+    NOT_MADE: RecordKind((int,), _not_made),
+    ANSWER: RecordKind((int, bytes, int, int, bool), _answer),
+    LABELS: RecordKind((list,), _labels),
+    SUSPENDED: RecordKind((str, (float, int), list), _suspended),
+    RESUMED: RecordKind((str, list), _resumed),
+    NAMED: RecordKind((str,), Journal.end_run),
+    ENDED: RecordKind((str,), _ended),
+}
+"""What each record of a run's journal does to it."""

@@ -6,16 +6,25 @@ out which recorded call a new one is. What is answered here runs no tool, and as
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NoReturn
 
 import anyio
 
-from toolcell.calls.result import ToolResult
+from toolcell.calls.result import Status, ToolFailure, ToolResult, of_plain
 from toolcell.errors import ToolAbort
-from toolcell.results import Divergence
+from toolcell.results import Divergence, PendingCall
 from toolcell.support.event_loop import ChangeEvent
+from toolcell_bridge.wire.codec import decode
+from toolcell_bridge.wire.messages import ToolFail, ToolReturn
+
+CANCELLED: Final = b""
+"""The answer of a call that the script cancelled."""
+
+LENGTH_BYTES: Final = 4
+"""Length of a frame, before its body."""
 
 STALL_S: Final = 2.0
 """How long an answer waits, beyond its recorded duration, for the calls that came before it in the record."""
@@ -24,29 +33,101 @@ MAX_GAP_S: Final = 0.05
 """The longest pause between two answers that the script waits for at the same time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedTurn:
-    """A recorded call, and when it was made and answered. The numbers of starts and answers count in one order."""
-
-    number: int
-    tool: str
-    args: Any
-    started: int
-    ended: int | None
-    """None: it had no answer."""
-    started_ns: int = 0
-    ended_ns: int = 0
+DecisionKind = Literal["approve", "edit", "deny", "made"]
 
 
 @dataclass(frozen=True, slots=True)
-class NewCall:
-    """A call that the script makes now."""
+class RecordedDecision:
+    """What somebody decided about a pending call."""
 
+    kind: DecisionKind
+    data: Any
+    """Arguments of an edit, reason of a denial, result of a call that was made already."""
+    digest: str
+    """Digest of the call that was decided about."""
+    reason: str
+    """Why it waited. A decision holds for no other reason."""
+    by: str = ""
+    """Who decided."""
+    why: str = ""
+    """What this person said."""
+    at_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class JournalEntry:
+    """One call of a script. The numbers of starts and answers count in one order."""
+
+    number: int
+    """Counts the calls of the script from 1."""
     tool: str
     args: Any
+    """As the script gave them; the very object that the call holds."""
+    began: int
+    ended: int | None = None
+    """Place of its answer among all starts and answers; None when the script got none."""
+    began_ns: int = field(default_factory=time.time_ns)
+    ended_ns: int = 0
+    answer: bytes | None = None
+    """Frame of the answer, as the script received it."""
+    is_started: bool = False
+    """An observer saw that the tool is about to run."""
+    is_refused: bool = False
+    """The answer says why the tool did not run."""
+    run: str = ""
+    """The run in which it was answered, as the record names it; empty while that is under way."""
+    reused: int | None = None
+    """Index of the call of a repaired run whose answer this call got."""
+    is_taken_over: bool = False
+    """Its answer is that of a repaired run, so its tool does not run."""
+    is_written: bool = False
+    pending: PendingCall | None = None
+    decision: RecordedDecision | None = None
+    edited: dict[str, Any] | None = None
+    """Arguments of the decision with which its tool started."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True when the tool had started, and nobody knows what came of it."""
+        return self.answer is None and self.is_started
+
+    @property
+    def state(self) -> str:
+        """What is known of it: `answered`, `in doubt` or `not begun`."""
+        return "answered" if self.answer is not None else "in doubt" if self.is_started else "not begun"
+
+    def decide(self, decision: RecordedDecision) -> None:
+        """Take a decision. A call in doubt that is approved is a call that has not started."""
+        self.pending = None
+        if self.is_in_doubt and decision.kind == "approve":
+            self.is_started = False
+        else:
+            self.decision = decision
+
+    def start(self) -> None:
+        """Take note that its tool is about to run. A decision is used up by that."""
+        decision = self.decision
+        self.edited = decision.data if decision is not None and decision.kind == "edit" else None
+        self.is_started, self.decision, self.pending = True, None, None
+
+    def result(self) -> ToolResult:
+        """Return the recorded answer as a tool's result."""
+        assert self.answer
+        message = decode(self.answer[LENGTH_BYTES:])
+        if isinstance(message, ToolReturn):
+            return of_plain(message.value)
+        assert isinstance(message, ToolFail)
+        details = message.details if isinstance(message.details, dict) else {}
+        failure = ToolFailure(message.code, message.message, message.retryable, details)
+        return ToolResult(status=Status.ERROR, error=failure)
+
+    @property
+    def is_failed(self) -> bool:
+        """True when the answer is a failure."""
+        return bool(self.answer) and self.result().is_error
 
 
-MissingCall = Callable[[int, RecordedTurn, NewCall | None], Divergence]
+MissingCall = Callable[[int, JournalEntry, JournalEntry | None], Divergence]
 """Describes that a recorded call is not made again, from its place and the call that is made now. None: no call is."""
 
 
@@ -57,7 +138,7 @@ class CallReplay:
     yet. So an answer comes after every call made and every answer given before it, and not at once.
     """
 
-    def __init__(self, turns: Iterable[RecordedTurn], missing: MissingCall, end: Callable[[str], ToolAbort]) -> None:
+    def __init__(self, turns: Iterable[JournalEntry], missing: MissingCall, end: Callable[[str], ToolAbort]) -> None:
         """`end` makes the exception that ends a run, from how it differs."""
         self._turns = {turn.number: turn for turn in turns}
         self._missing, self._end = missing, end
@@ -71,7 +152,7 @@ class CallReplay:
         self._places = {number: place for place, number in enumerate(self._turns, start=1)}
         in_order = sorted((turn.ended, turn.number) for turn in self._turns.values() if turn.ended is not None)
         self._order = [number for _, number in in_order]
-        self._last: RecordedTurn | None = None
+        self._last: JournalEntry | None = None
         self._changed = ChangeEvent()
 
     def place(self, number: int) -> int:
@@ -83,7 +164,7 @@ class CallReplay:
         self.made.add(number)
         self._changed.notify()
 
-    async def answer(self, number: int, call: NewCall, recorded: ToolResult | None) -> ToolResult:
+    async def answer(self, number: int, call: JournalEntry, recorded: ToolResult | None) -> ToolResult:
         """Wait until a recorded answer is due, and return it. None: the call waits until the script cancels it, as it
         did before.
 
@@ -93,12 +174,12 @@ class CallReplay:
         if recorded is None:
             await anyio.sleep_forever()
         turn = self._turns[number]
-        allowed_s = STALL_S + max(0, turn.ended_ns - turn.started_ns) / 1e9
+        allowed_s = STALL_S + max(0, turn.ended_ns - turn.began_ns) / 1e9
         while (ahead := self._ahead_of(turn)) is not None:
             if not await self._change(allowed_s) and ahead not in self.made:
                 self._diverge_at(ahead, call)
         since, self._last = self._last, turn
-        if since is not None and since.ended is not None and turn.started < since.ended:  # awaited at the same time
+        if since is not None and since.ended is not None and turn.began < since.ended:  # awaited at the same time
             await anyio.sleep(min(MAX_GAP_S, max(0.0, (turn.ended_ns - since.ended_ns) / 1e9)))
         if number in self._order:
             self._order.remove(number)
@@ -107,7 +188,7 @@ class CallReplay:
         assert recorded is not None
         return recorded
 
-    async def wait_for_all(self, call: NewCall) -> None:
+    async def wait_for_all(self, call: JournalEntry) -> None:
         """Wait until every recorded call was made again: `call` is one that the record does not have.
 
         Raises:
@@ -137,7 +218,7 @@ class CallReplay:
         if self.divergence is None:
             self.stopped = self.stopped or why
 
-    def _diverge_at(self, number: int, call: NewCall) -> NoReturn:
+    def _diverge_at(self, number: int, call: JournalEntry) -> NoReturn:
         self.diverge(self._missing(self.place(number), self._turns[number], call))
 
     def _first_missing(self) -> int | None:
@@ -149,11 +230,11 @@ class CallReplay:
             await self._changed.wait()
         return not waiting.cancelled_caught
 
-    def _ahead_of(self, turn: RecordedTurn) -> int | None:
+    def _ahead_of(self, turn: JournalEntry) -> int | None:
         """Return a call that must be made or answered before this one is answered."""
         if turn.number not in self._order or turn.ended is None:
             return None
         if self._order[0] != turn.number:
             return self._order[0]
-        earlier = (number for number, other in self._turns.items() if other.started < turn.ended)
+        earlier = (number for number, other in self._turns.items() if other.began < turn.ended)
         return next((number for number in earlier if number not in self.made), None)

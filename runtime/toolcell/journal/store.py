@@ -19,8 +19,8 @@ from toolcell.flows import Labels
 from toolcell.journal.approval_tokens import make_token, read_token
 from toolcell.journal.database import RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
-from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
-from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
+from toolcell.journal.ledger import BEFORE_CALLS, ENDED, RUN_RECORDS, Journal, pending_of
+from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.effects import Preflight
 from toolcell.run.listed_calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
@@ -168,31 +168,28 @@ class JournalStore:
         Raises:
             UsageError: the file cannot be written.
         """
-        records = None
         try:
             self.database.check_room(len(str(journal.header.get("source", ""))) + CALLS_BYTES)
             try:
-                records = self._new_records(journal.id, is_unknown)
+                journal.file = self._new_file(journal.id, is_unknown)
             except ResumeError:  # there is, or was, a run of the same id
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
-                records = self._new_records(journal.id)
-            records.write_header(journal)
+                journal.file = self._new_file(journal.id)
+            journal.write_header()
         except OSError as exc:
-            if records is not None:
-                records.close()
+            journal.close()
             if exc.errno == errno.EDQUOT:
                 self._begun.discard(journal.id)
                 raise QuotaExceeded(f"the run cannot begin: {exc.strerror}", math.inf) from exc
             raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
-        journal.records = records
 
-    def _new_records(self, ident: str, is_unknown: bool = False) -> RunRecords:
+    def _new_file(self, ident: str, is_unknown: bool = False) -> OpenJournal:
         file = OpenJournal(self.database, RUN, ident, late_after=BEFORE_CALLS, is_unknown=is_unknown)
         if not file.is_new:
             file.close()
             raise ResumeError(f"there is a run {ident} already")
-        return RunRecords(file)
+        return file
 
     # A run ends
 
@@ -203,17 +200,16 @@ class JournalStore:
             UsageError: the file cannot be written.
         """
         journal.token, journal.expires = os.urandom(12).hex(), time.time() + self.token_s
-        if journal.records is not None:
-            try:
-                journal.records.write_waiting(journal)
-            except OSError as exc:
-                message = f"the journal of run {journal.id} cannot be written: {exc}; resume the run with this id"
-                raise UsageError(message) from exc
+        try:
+            journal.write_waiting()
+        except OSError as exc:
+            message = f"the journal of run {journal.id} cannot be written: {exc}; resume the run with this id"
+            raise UsageError(message) from exc
         self.put_down(journal)
         return self._suspension(journal)
 
     def _suspension(self, journal: Journal) -> Suspension:
-        calls, header = tuple(pending_of(journal.entries)), journal.header
+        calls, header = tuple(pending_of(journal.entries.values())), journal.header
         token = make_token(
             self.key,
             token_id=journal.token,
@@ -229,10 +225,8 @@ class JournalStore:
     def put_down(self, journal: Journal) -> None:
         """Let a journal be taken up again, here or in another process."""
         self._begun.discard(journal.id)
-        if journal.records is not None:
-            journal.records.close()
-            journal.records = None
-        elif journal.header and not self.is_durable and not journal.lost:
+        journal.close()
+        if journal.header and not self.is_durable and not journal.lost:
             self._drop_expired()
             self._waiting[journal.id] = journal
 
@@ -257,14 +251,13 @@ class JournalStore:
     def end(self, journal: Journal, outcome: str) -> None:
         """Record that a run is over."""
         self._begun.discard(journal.id)
-        if journal.records is not None:
+        if journal.file is not None:
             with suppress(OSError):  # then it is one that can be resumed, and has no call left to make
                 if journal.header.get("is_item"):  # its map has not recorded its end
-                    journal.records.write_ended(outcome)
+                    journal.write(ENDED, outcome, needs_room=False)
                 else:
-                    journal.records.remove()
-            journal.records.close()
-            journal.records = None
+                    journal.file.remove()
+            journal.close()
 
     def remove(self, ident: str) -> None:
         """Remove the journal of a run that nobody is to carry on."""
@@ -335,8 +328,8 @@ class JournalStore:
             known = self._seen.get(ident)
             if known is None or known.signature != signature:
                 try:
-                    loaded = self.look(ident)
-                    known = _Seen(signature, None if loaded.is_ended else self._idle_run(loaded.journal))
+                    journal = self.look(ident)
+                    known = _Seen(signature, None if journal.is_ended else self._idle_run(journal))
                 except ResumeError:  # removed, under way, or damaged
                     continue
             if known.run is None or is_small(known.run.arguments, REMEMBERED):
@@ -349,8 +342,8 @@ class JournalStore:
     def _idle_run(self, journal: Journal) -> IdleRun:
         return IdleRun(journal.id, self._suspension(journal) if journal.token else None)
 
-    def look(self, ident: str) -> LoadedRun:
-        """Return what is known of a run that is not under way, without taking it up.
+    def look(self, ident: str) -> Journal:
+        """Return the journal of a run that is not under way, without taking it up.
 
         Raises:
             UnderWay: it is.
@@ -366,25 +359,25 @@ class JournalStore:
     def waiting(self, ident: str) -> Suspension | str | None:
         """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
         try:
-            loaded = self.look(ident)
+            journal = self.look(ident)
         except NoSuchRun:
             return None
         except ResumeError:  # damaged, or under way: `take` says so
             return ident
-        if loaded.is_ended:
+        if journal.is_ended:
             return None
-        return self._suspension(loaded.journal) if loaded.journal.token else ident
+        return self._suspension(journal) if journal.token else ident
 
     def session_of(self, ident: str) -> str:
         """Return the name of the session whose script a run is; empty if it is none, or cannot be read now."""
         with suppress(ResumeError):
-            return str(self.look(ident).journal.header.get("session", ""))
+            return str(self.look(ident).header.get("session", ""))
         return ""
 
     def script_of(self, ident: str) -> str:
         """Return the script of a run that waits; empty if it is of a plan, or cannot be read now."""
         with suppress(ResumeError):
-            return str(self.look(ident).journal.header.get("source") or "")
+            return str(self.look(ident).header.get("source") or "")
         return ""
 
     def used_by(self, ident: str) -> tuple[frozenset[str], int]:
@@ -394,7 +387,7 @@ class JournalStore:
             ResumeError: it is under way.
         """
         try:
-            journal = self.look(ident).journal
+            journal = self.look(ident)
         except UnderWay:
             raise
         except ResumeError:
@@ -403,7 +396,7 @@ class JournalStore:
 
     def calls_of(self, ident: str) -> list[JournalEntry]:
         """Return the calls of a run that is not under way. Raises as `look`."""
-        return self.look(ident).journal.entries
+        return [*self.look(ident).entries.values()]
 
     def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:
         """Return the journal of a suspended or interrupted run (`even_ended`: of any), for one run of its script.
@@ -429,11 +422,10 @@ class JournalStore:
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
         try:
-            loaded = self._loaded(ident)
-            journal = loaded.journal
-            if token_id and token_id in loaded.used_tokens:  # a run that was interrupted has no token
+            journal = self._loaded(ident)
+            if token_id and token_id in journal.used_tokens:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
-            if loaded.is_ended and not even_ended:
+            if journal.is_ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
             check_token(ident, journal.token, token_id)
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
@@ -441,18 +433,21 @@ class JournalStore:
             if file is not None:
                 file.close()
             raise
-        if file is not None:
-            journal.records = RunRecords(file)
+        journal.file = file
         self._waiting.pop(ident, None)
         return journal
 
-    def _loaded(self, ident: str) -> LoadedRun:
+    def _loaded(self, ident: str) -> Journal:
         try:
             if (journal := self._waiting.get(ident)) is not None:
-                return LoadedRun(journal)
+                return journal
             if not (self.is_durable and self.database.last(RUN, ident)):
                 raise NoSuchRun(unknown_text(ident, str(self.database.path) if self.is_durable else "this Runtime"))
-            return load_run(self.database, ident)
+            journal = self.database.load(RUN, ident, RUN_RECORDS, Journal(""))
+            if not journal.header:
+                raise Damaged("it does not begin with its run")
+            journal.entries = dict(sorted(journal.entries.items()))
+            return journal
         except Damaged as exc:
             raise ResumeError(f"the journal of run {ident} is damaged ({exc}); run the script again") from exc
         except OSError as exc:
@@ -460,12 +455,9 @@ class JournalStore:
 
     def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:
         """Mark the token of a journal as used, and record what was decided. From here on it is refused."""
-        if journal.records is not None:
-            journal.records.write_resumed(journal.token, decided)
-        self.used.add(journal.token)
-        journal.token = ""
-        for number, decision in decided.items():
-            journal.numbered(number).decide(decision)
+        token = journal.token
+        journal.use_token(decided)
+        self.used.add(token)
 
 
 def check_token(ident: str, unused: str, given: str) -> None:

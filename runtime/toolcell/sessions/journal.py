@@ -20,8 +20,9 @@ from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
-from toolcell.journal.ledger import Journal, JournalEntry
+from toolcell.journal.ledger import Journal
 from toolcell.journal.recorded_tools import RecordedTools
+from toolcell.journal.replay import JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.options import OnApproval
@@ -58,7 +59,7 @@ class SessionScript:
 
     def journal_again(self) -> Journal:
         """Return the journal for another run of the script. Sessions that were forked share the entries."""
-        journal = Journal(self.journal.id, entries=list(self.journal.entries), run=self.journal.run)
+        journal = Journal(self.journal.id, entries=dict(self.journal.entries), run=self.journal.run)
         journal.begin_again()
         return journal
 
@@ -148,6 +149,9 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 
 # On disk
 
+_CALL: Final = ("number", "tool", "args", "began", "began_ns", "ended", "ended_ns", "answer", "run")
+"""What is kept of a call."""
+
 OPENED, BEGUN, TOOLS, STEP, USED = "opened", "begun", "tools", "step", "used"
 UNREPEATABLE, KEPT = "unrepeatable", "state"
 
@@ -234,20 +238,7 @@ class SessionJournalFile:
         self, step: SessionScript, header: dict[str, Any], used: tuple[float, int], labels: Iterable[str]
     ) -> None:
         """Record a script that has left its state. `used`: CPU seconds and calls of the session so far."""
-        rows = [
-            [
-                each.number,
-                each.tool,
-                each.args,
-                each.began,
-                each.began_ns,
-                each.ended,
-                each.ended_ns,
-                each.answer,
-                each.run,
-            ]
-            for each in step.journal.entries
-        ]
+        rows = [[getattr(each, name) for name in _CALL] for each in step.journal.entries.values()]
         self._write_tools(step.tools)
         self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
 
@@ -379,17 +370,15 @@ def _step(
     state: RecordedState, header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]]
 ) -> SessionScript:
     journal = Journal(journal_id)
-    for entry_number, tool, args, began, began_ns, ended, ended_ns, answer, run in rows:
-        entry = JournalEntry(entry_number, tool, args, began)
-        entry.run = journal.run = run
-        entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
-        journal.entries.append(entry)
-        journal.size += len(answer or b"")
+    for row in rows:
+        entry = JournalEntry(**dict(zip(_CALL, row, strict=True)))
+        journal.entries[entry.number] = entry
+        journal.run, journal.size = entry.run, journal.size + len(entry.answer or b"")
     known = {name: state.tools[name] for name in header["tools"]}
     tools = RecordedTools(
         [definition for definition, _ in known.values()],
         {name: returned for name, (_, returned) in known.items()},
-        [each.tool for each in journal.entries],
+        [each.tool for each in journal.entries.values()],
     )
     return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
 
