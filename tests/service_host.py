@@ -151,7 +151,7 @@ class Served:
     def end(self, sent: int = signal.SIGTERM) -> int:
         """End it with a signal, and return its exit status."""
         self.process.send_signal(sent)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def talk(self, *pieces: bytes, ends: bool = False, timeout_s: float = 20.0) -> bytes:
         """Send bytes over a connection of their own, and return everything that comes until it is closed.

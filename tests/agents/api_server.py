@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             for each in reply:
                 if isinstance(each, threading.Event):
-                    each.wait(30)
+                    each.wait(60)
                 else:
                     self.wfile.write(_event(each))
 
@@ -93,7 +93,7 @@ def serving(*replies: Reply) -> Iterator[ApiServer]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 def heard_by(on_text: Callable[[str], object] | None) -> RunContext:

@@ -19,7 +19,7 @@ from toolcell.tools import Event, RunContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
-PATIENCE_S = 30
+PATIENCE_S = 60.0
 PATH = '{"path": "/a"}'
 OPENAI: list[Any] = [
     chunk({"role": "assistant", "reasoning_content": "A file "}),

@@ -458,7 +458,7 @@ async def test_an_agent_ends_at_the_deadline_of_its_context_or_its_own_whichever
             raise AssertionError
 
     found = list[str]()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         for make in (ScriptedModel, Thinker):
             for context_s, own_s in ((0.05, None), (0.05, 600.0), (600.0, 0.05)):
                 agent = Agent(make([calls(("hang", {})), "never"]), tools=ToolRegistry([hang]), wall_s=own_s)

@@ -34,7 +34,7 @@ def writers(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     script = Path(audit_writers.__file__)
     with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as process:
         yield process
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def killed(directories: list[Path]) -> None:

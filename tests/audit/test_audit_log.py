@@ -447,7 +447,7 @@ def test_what_could_not_be_signed_at_once_is_signed_later(
     with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder:
         monkeypatch.setattr(ledger.key, "sign", refuse)
         ledger.run(recorder)
-        assert failed.wait(5)
+        assert failed.wait(60)
         monkeypatch.setattr(ledger.key, "sign", sign)
         ledger.run(recorder)
         anyio.run(until, lambda: is_signed(ledger))  # the thread that signs is still there

@@ -22,7 +22,7 @@ from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome, OutputFile
 from toolcell.tools import CodeRuntime, RunContext, ToolRegistry
 
-GONE_S = 10.0
+GONE_S = 60.0
 """In which the last of a bomb's killed processes must have ended."""
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

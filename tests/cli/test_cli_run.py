@@ -740,7 +740,7 @@ def test_prints_arrive_through_a_pipe_when_they_are_printed_and_a_reader_that_le
             process.stdin.flush()
         assert process.stdout.readline() == b"more\n"
         process.stdout.close()
-        assert (process.wait(30), process.stderr.read()) == (exits.READER_GONE, b"")
+        assert (process.wait(60), process.stderr.read()) == (exits.READER_GONE, b"")
 
 
 @pytest.mark.isolation
@@ -843,7 +843,7 @@ def test_a_zygote_that_nobody_waits_for_ends_with_its_host(folder: Path) -> None
     done = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True, check=True)
     started = [int(pid) for pid in done.stdout.split()]
     assert started
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)], timeout=10)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)], timeout=60)
     assert not alive
 
 

@@ -157,7 +157,7 @@ def test_a_backend_of_another_class_or_without_its_data_hears_what_to_do(given: 
 )
 async def test_a_sandbox_of_another_class_or_without_its_data_hears_what_to_do(backend: Backend, message: str) -> None:
     async with Runtime(backend=backend, pool=PoolConfig(warm=0), allow_unisolated=True) as runtime:
-        with anyio.fail_after(10), pytest.raises(UsageError, match=message):
+        with anyio.fail_after(60), pytest.raises(UsageError, match=message):
             await runtime.execute_code("1")
 
 

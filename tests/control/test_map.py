@@ -154,7 +154,7 @@ async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
         assert (await anext(items)).value == 0
         del items
         gc.collect()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert (await runtime.execute_code("1")).value == 1
             await runtime.close()
 
@@ -222,7 +222,7 @@ async def test_on_error_stop_waits_for_no_more_inputs_and_runs_none_that_comes_l
 
     async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
         source = "call_tool('enter', n=n)\nraise ValueError('stop')"
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             items = [item async for item in runtime.map(source, given(), concurrency=4, on_error="stop")]
 
     assert [item.outcome for item in items] == [Outcome.ERROR]
@@ -265,7 +265,7 @@ async def test_a_map_that_another_thread_drops_ends_its_runs() -> None:
         dropping.start()
         dropping.join()
         gc.collect()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await pump.over.wait()
 
 

@@ -230,7 +230,7 @@ class Daemon:
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(60)
         # Its containerd dies too, and the files that containerd leaves would stop the next one from starting.
         for name in ("d.pid", "exec/containerd/containerd.pid", "exec/containerd/containerd.sock"):
             (self._folder / name).unlink(missing_ok=True)
@@ -238,7 +238,7 @@ class Daemon:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(60)
 
 
 async def reached(address: str) -> EngineClient:

@@ -125,7 +125,7 @@ class Host:
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -231,7 +231,7 @@ async def test_the_next_host_removes_what_a_dead_host_never_started(
             await client.remove(container)
         assert living.stdin is not None
         living.stdin.close()
-        living.wait(10)
+        living.wait(60)
 
 
 @pytest.mark.docker

@@ -171,7 +171,7 @@ async def test_a_commit_leaves_no_connection_open() -> None:
         site.pages["/long"] = long
         draft = await run(runtime, site, "send(site + 'long', 'POST')", dry_run=True)
         result = await runtime.commit(draft)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await closed.wait()
 
     assert [row.status for row in result.effects] == ["made"]

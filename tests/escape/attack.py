@@ -419,7 +419,7 @@ class Victim:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             pass
         self._process.stdin = None

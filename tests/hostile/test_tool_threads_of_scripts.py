@@ -20,7 +20,7 @@ from toolcell.tools import abandoned_threads
 
 pytestmark = [pytest.mark.quick, pytest.mark.every_loop]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LIMIT = 3
 
 GIVES_UP = """

@@ -20,7 +20,7 @@ from toolcell_bridge.wire.messages import CallTool, Done, Hello, Log, Message, R
 from toolcell_bridge.wire.mux import Control, Data, Mux, StreamEnded
 
 MIB = 1 << 20
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 RLIMITS: Mapping[str, int] = {
     "cpu_s": 20,
     "address_space_bytes": 4096 * MIB,

@@ -369,7 +369,7 @@ def test_everything_ends_with_the_host(tmp_path: Path) -> None:
         assert len(below) >= 4
         assert container.process.stdin is not None
         container.process.stdin.close()
-        assert container.process.wait(5) == 0
+        assert container.process.wait(60) == 0
     # In a container the end of its first process ends the others; here the zygote exits, and the supervisors with it.
     assert becomes_true(lambda: not [pid for pid in below if is_alive(pid)])
 

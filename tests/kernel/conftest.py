@@ -14,7 +14,7 @@ from jupyter_client.manager import KernelManager
 
 from toolcell.kernel import spec
 
-PATIENCE_S = 30
+PATIENCE_S = 60.0
 
 
 @dataclass

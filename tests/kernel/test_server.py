@@ -26,7 +26,7 @@ from toolcell.kernel import spec
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 
 TOKEN = "token-of-the-server"
-PATIENCE_S = 30
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: 
     write, taken = anyio.create_memory_object_stream[Any](0)
     with never, read, write, taken:
         async with transports._bounded(read, write, traffic.Traffic("x", ToolPages()), give_up) as (_, outbox):
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
                 await told.wait()
     assert problems == ["it has not taken what it was sent for 0.05 s"]
@@ -174,11 +174,11 @@ async def test_questions_of_a_server_take_no_thread_of_others_and_end_with_their
 
     def never(*args: Any) -> None:
         asked[0] += 1
-        over.wait(30)
+        over.wait(60)
 
     result, took_s = await called(0.5, asks=60, **{"with": method, kind: never})
     assert result.status == Status.TIMEOUT and took_s < 10
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         others = await daemon_threads.run_sync(lambda: "others have their threads")
     over.set()
     assert asked == [1] and others
@@ -220,7 +220,7 @@ async def test_threads_that_nobody_waits_for_any_more_are_counted(monkeypatch: p
 
     def never() -> None:
         began.release()
-        over.wait(30)
+        over.wait(60)
 
     async def ask_in_vain() -> None:
         with pytest.raises(requests.Refused, match="ended"):
@@ -243,12 +243,12 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
 
     def hang() -> None:
         began.set()
-        over.wait(30)
+        over.wait(60)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: daemon_threads.run_sync(hang, limiter=limiter))
         await daemon_threads.run_sync(began.wait)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert await daemon_threads.run_sync(threading.get_ident)
         over.set()
     purposes = [structure.at_most, pace.logger.name.upper, traffic.Traffic("x", ToolPages()).note_sending]

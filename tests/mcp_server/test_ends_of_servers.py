@@ -138,7 +138,7 @@ def test_a_server_over_http_ends_at_a_signal_without_a_traceback(sent: int, tmp_
     httpx.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session, timeout=60)
     calls = [lambda code=code: ask(code, session) for code in CODES]
     with in_threads(lambda: listen(session), *calls):
-        assert listening.wait(30)
+        assert listening.wait(60)
         server.wait_for_calls(2)
         status, err = server.end(sent)
 

@@ -513,7 +513,7 @@ def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Si
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
         host.send_signal(end)
-        host.wait(30)
+        host.wait(60)
     finally:
         host.kill()
         host.wait()

@@ -178,7 +178,7 @@ with opened as runtime:
         started = threading.Event()
         interrupted = []
         thread = threading.Thread(target=lambda: interrupted.append(session.execute_code("print('on', flush=True)\\nwhile True: pass", on_log=lambda *_: started.set())))
-        thread.start(); started.wait(30); session.interrupt(); thread.join()
+        thread.start(); started.wait(60); session.interrupt(); thread.join()
         kept = session.execute_code("x + 2").value
 print(json.dumps([[each.value if each.error is None else each.error.message for each in results], bomb.outcome.value,
                   interrupted[0].outcome.value, kept, len(below())]))

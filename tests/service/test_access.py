@@ -62,7 +62,7 @@ def served(*flags: str) -> Iterator[str]:
             yield match[1]
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture

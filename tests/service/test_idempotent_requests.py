@@ -35,7 +35,7 @@ class Ledger:
         """Note a text in the ledger of the test."""
         self.calls.append(text)
         self.started.release()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         return len(self.calls)
 
 

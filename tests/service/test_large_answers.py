@@ -76,7 +76,7 @@ async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
 
     def slow(data: object, most: int) -> bytes:
         is_writing.set()
-        assert answered.wait(30), "nobody was answered while a large answer was written"
+        assert answered.wait(60), "nobody was answered while a large answer was written"
         return write(data, most)
 
     monkeypatch.setattr(answering, "exact_json_bytes", slow)

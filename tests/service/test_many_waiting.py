@@ -59,7 +59,7 @@ async def test_others_are_answered_while_what_waits_is_read(
 
     def slow(self: JournalStore, ident: str) -> Any:
         is_reading.set()
-        assert answered.wait(30), "nobody was answered while the journals were read"
+        assert answered.wait(60), "nobody was answered while the journals were read"
         return load(self, ident)
 
     monkeypatch.setattr(JournalStore, "look", slow)

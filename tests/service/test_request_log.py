@@ -182,4 +182,4 @@ def test_a_service_whose_log_nobody_reads_goes_on(tmp_path: Path) -> None:
         with httpx.Client(base_url=url, timeout=60) as client:
             assert {client.get("/no/such/route").status_code for _ in range(600)} == {404}
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0

@@ -40,7 +40,7 @@ class Asked:
         self._thread.start()
 
     def answer(self) -> Any:
-        self._thread.join(30)
+        self._thread.join(60)
         assert self.response is not None, self.error
         return self.response
 
@@ -60,7 +60,7 @@ def test_sigterm_lets_runs_finish_and_begins_no_new_ones(serve: Serve) -> None:
     assert int(refused.headers["Retry-After"]) > 0
     assert alive.status_code == 200
     assert asked.answer().json()["value"] == "gate"
-    assert served.process.wait(20) == 0
+    assert served.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -90,10 +90,10 @@ def test_a_second_signal_ends_it_at_once_and_leaves_no_process(serve: Serve) -> 
     served.process.send_signal(signal.SIGTERM)
     served.go_on("gate")  # a thread of a synchronous tool cannot be ended
 
-    served.process.wait(20)
+    served.process.wait(60)
     assert below
     until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in below))
-    asked._thread.join(20)
+    asked._thread.join(60)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])

@@ -46,7 +46,7 @@ def pay(amount: float, note: str = "") -> str:
 def wait_for_the_gate() -> bool:
     """Wait until the test opens its gate."""
     WAITING.release()
-    return GATE.wait(30)
+    return GATE.wait(60)
 
 
 def registry() -> ToolRegistry:

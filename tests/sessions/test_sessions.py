@@ -403,7 +403,7 @@ async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_
     hides = "leftovers.end_leftovers = lambda end_s: ([], [])\nif os.fork() == 0:\n    while True: pass"
     async with Runtime(pool=PoolConfig(warm=1)) as runtime, runtime.session(cpu_s=0.3) as session:
         hidden = await session.execute_code(EVADES + hides)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while session.is_live:
                 await anyio.sleep(0.02)
 
@@ -639,7 +639,7 @@ async def test_an_idle_session_is_put_down_and_one_too_many_puts_down_the_longes
     async with Runtime(pool=PoolConfig(warm=0, cap=1)) as runtime:
         async with runtime.session(idle_s=0.05) as session:
             await session.execute_code("x = 1")
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while session.is_live:
                     await anyio.sleep(0.01)
             assert (await session.execute_code("x")).value == 1

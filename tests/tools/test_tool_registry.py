@@ -120,18 +120,18 @@ def test_while_one_thread_registers_another_may_look_and_execute_and_a_third_los
         """Stop the first thread in the middle of its change: a replaced tool is logged there."""
         if not inside.is_set():
             inside.set()
-            looked_meanwhile.append(looked.wait(20))
+            looked_meanwhile.append(looked.wait(60))
             third_done.wait(0.3)  # the third thread has to wait for the first, so this passes in full
         return True
 
     def look_and_execute() -> tuple[list[str], str]:
-        assert inside.wait(30)
+        assert inside.wait(60)
         seen = registry.names(), anyio.run(registry.execute, "base").text
         looked.set()
         return seen
 
     def register() -> None:
-        assert inside.wait(30)
+        assert inside.wait(60)
         registry.register("late", "A tool registered by a thread", EMPTY, lambda args: "late", blocking=False)
         third_done.set()
 

@@ -13,7 +13,7 @@ from toolcell.errors import ToolError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import CodeRuntime, Event, RunContext, ToolRegistry
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Only a broken test waits this long."""
 
 QUERY_SCHEMA: dict[str, Any] = {

@@ -31,7 +31,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_interrupted(tmp_pa
         finally:
             viewer.send_signal(signal.SIGINT)
             try:
-                viewer.wait(30)
+                viewer.wait(60)
             finally:
                 viewer.kill()
         assert "Traceback" not in viewer.stderr.read()

@@ -58,7 +58,7 @@ class Shop:
         @self.registry.tool
         def wait_here() -> str:
             """Answer when the test says so, and not before."""
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(60)
             return "went on"
 
 
@@ -187,7 +187,7 @@ def test_a_run_is_watched_while_it_is_under_way(base: str, shop: Shop, chromium:
         chromium.do(work, **LIGHT)
     finally:
         shop.go_on.set()
-        client.join(30)
+        client.join(60)
 
 
 def test_a_session_is_used_in_its_terminal(base: str, chromium: Chromium) -> None:

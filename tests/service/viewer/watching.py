@@ -95,7 +95,7 @@ def served(make: Callable[[int], ASGIApp]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 
