@@ -44,8 +44,11 @@ async def harness(make_backend: Callable[[], Backend], anyio_backend: Any) -> As
         yield harness
 
 
-ONLY = {"gvisor": ("values", "calls", "output", "limits", "files", "isolation", "single_use", "usage", "cancelling")}
-"""The other groups test the wire and the host, which gVisor does not change, and take minutes under gVisor."""
+ONLY = {
+    "forked": ("calls", "output", "files", "limits", "usage", "single_use", "hostile", "deaths", "isolation", "life"),
+    "gvisor": ("limits", "files", "isolation", "single_use", "usage"),
+}
+"""What another way to the guest, or another kernel, changes. The other groups test guest and host, which are the same."""
 
 CASES = [
     pytest.param(kind, case, id=f"{kind}-{case}")

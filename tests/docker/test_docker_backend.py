@@ -1,4 +1,4 @@
-"""A Runtime with the Docker backend: the same results, limits and errors as with the process backend."""
+"""A Runtime with the Docker backend, beyond the contract of all backends (`tests/contract/`)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.attach import pump_through_socket
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 from .docker_sandboxes import LIMITS, MIB, certificate, greeted, opened
@@ -60,22 +61,6 @@ def run(docker_image: ImageRef) -> Iterator[Run]:
         yield runtime.execute_code
 
 
-def assert_limited(result: ExecutionResult, outcome: Outcome, limit: str) -> None:
-    assert result.outcome is outcome, (result.error, result.usage)
-    assert result.error is not None
-    assert result.error.limit == limit
-
-
-def test_a_script_calls_tools_prints_and_returns(run: Run) -> None:
-    result = run("print('hello')\nset_result(call_tool('echo', {'q': {'n': [1, None, 'x', 0.5]}}))")
-
-    assert result.outcome is Outcome.OK, result.error
-    assert result.value == {"n": [1, None, "x", 0.5]}
-    assert result.logs.text == "hello\n"
-    assert result.isolation.backend == "docker"
-    assert {"landlock", "seccomp", "net", "cgroup"} <= result.isolation.layers.keys()
-
-
 def test_the_script_finds_the_same_places_as_in_a_process(run: Run) -> None:
     script = """
 import os, sys, tempfile
@@ -89,16 +74,6 @@ set_result([os.getcwd(), sorted(os.listdir(".")), place, OUTPUT_DIR, dict(os.env
     cwd, listed, place, output, environment, _ = result.value
     assert (cwd, listed, place, output) == ("/sandbox/work", ["a", "data"], "/sandbox/tmp", "/sandbox/work")
     assert environment == {"HOME": "/sandbox/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}
-
-
-def test_files_go_in_and_come_out(run: Run) -> None:
-    script = "data = open('in.bin', 'rb').read()\nopen('out.bin', 'wb').write(data[::-1])\nset_result(len(data), files=['out.bin'])"
-    data = bytes(range(256)) * 8192
-
-    result = run(script, files=[("in.bin", data)])
-
-    assert result.value == len(data)
-    assert [(file.name, file.data) for file in result.files] == [("out.bin", data[::-1])]
 
 
 def test_raw_output_at_the_very_end_arrives(run: Run) -> None:
@@ -132,95 +107,6 @@ set_result([sorted(found), asyncio.run(main())])
     assert result.value == [list(range(8)), list(range(5))]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import time; time.sleep(60)",
-        "import signal; signal.pause()",
-        "call_tool('wait', seconds=60)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-)
-def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
-    result = run(f"print('started')\n{script}", limits=LIMITS.model_copy(update={"wall_s": 2.0}))
-
-    assert_limited(result, Outcome.TIMEOUT, "wall_s")
-    assert result.logs.text == "started\n"
-
-
-@pytest.mark.parametrize("script", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])
-def test_cpu_time_is_bounded_children_included(run: Run, script: str) -> None:
-    assert_limited(run(script, limits=LIMITS.model_copy(update={"cpu_s": 0.3})), Outcome.CPU_LIMIT, "cpu_s")
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))",
-        "x = bytearray(1 << 40)",
-        "import os\nif os.fork() == 0:\n    rows = []\n    while True: rows.append(bytearray(b'x') * (1 << 20))\nos.wait()\n1/0",
-    ],
-)
-def test_memory_is_bounded_children_included(run: Run, script: str) -> None:
-    assert_limited(run(script), Outcome.MEMORY_LIMIT, "memory_bytes")
-
-
-def test_processes_are_bounded(run: Run) -> None:
-    result = run("import os, signal\nfor _ in range(200):\n    if os.fork() == 0: signal.pause()")
-
-    assert_limited(result, Outcome.PROCESS_LIMIT, "processes")
-    assert result.usage.peak_processes == LIMITS.processes
-
-
-def test_a_run_may_have_fewer_processes_and_less_memory_than_its_container_was_made_with(run: Run) -> None:
-    fewer = LIMITS.model_copy(update={"processes": 5, "memory_bytes": 64 * MIB})
-
-    result = run("import os, signal\nfor _ in range(20):\n    if os.fork() == 0: signal.pause()", limits=fewer)
-    assert_limited(result, Outcome.PROCESS_LIMIT, "processes")
-    assert result.usage.peak_processes == 5
-
-    result = run("x = bytearray(b'x') * (100 << 20)\n1/0", limits=fewer)
-    assert_limited(result, Outcome.MEMORY_LIMIT, "memory_bytes")
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("files = [open('/dev/null') for _ in range(100)]", "Too many open files"),
-        (
-            "with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))",
-            "No space",
-        ),
-        ("for n in range(1000): open(str(n), 'w').close()", "No space left"),
-        ("open('a', 'wb').write(bytes(10 << 20))", "No space left"),
-        ("f = open('a', 'wb')\nf.truncate(10 << 20)", "File too large"),
-    ],
-)
-def test_files_and_disk_are_bounded(run: Run, script: str, message: str) -> None:
-    result = run(script)
-
-    assert result.outcome is Outcome.ERROR
-    assert result.error is not None
-    assert message in result.error.message
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import os\nwhile True: os.write(1, bytes(65536))",
-        "while True: print('x' * 1000)",
-        "import os\nos.fork()\nwhile True: os.write(2, b'x' * 65536)",
-    ],
-)
-def test_a_flood_of_output_ends_the_run_and_is_not_kept(run: Run, script: str) -> None:
-    limits = LIMITS.model_copy(update={"output_flood_bytes": 4 * MIB, "output_bytes": 1000})
-
-    result = run(script, limits=limits)
-
-    assert_limited(result, Outcome.OUTPUT_LIMIT, "output_flood_bytes")
-    assert len(result.logs.text) < 4000
-
-
 def test_shared_memory_of_a_few_megabytes_has_room(run: Run) -> None:
     script = (
         "from multiprocessing.shared_memory import SharedMemory\n"
@@ -230,39 +116,6 @@ def test_shared_memory_of_a_few_megabytes_has_room(run: Run) -> None:
     result = run(script, limits=LIMITS.model_copy(update={"disk_bytes": Limits().disk_bytes}))
 
     assert result.outcome is Outcome.OK, result.error
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("import ctypes; ctypes.string_at(0)", "signal 11"),
-        ("import os; os._exit(3)", "exit code 3"),
-        ("import os; os.abort()", "signal 6"),
-        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
-    ],
-)
-def test_the_error_of_a_script_that_dies_names_the_cause(run: Run, script: str, words: str) -> None:
-    result = run(script)
-
-    assert result.outcome is Outcome.KILLED
-    assert result.error is not None
-    assert words in result.error.message
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import os\nos.write(4, b'\\xff' * 8)",
-        "import os\nos.write(4, (1 << 30).to_bytes(4, 'big'))",
-        "import os\nos.write(4, b'\\0\\0\\0\\1\\xc1')",
-        "import os, msgpack\nb = msgpack.packb([24, True, None, 1])\nos.write(4, len(b).to_bytes(4, 'big') + b)",
-        "import os, msgpack\nb = msgpack.packb([17, 7, 'echo', {}, None])\nos.write(4, 2 * (len(b).to_bytes(4, 'big') + b))",
-    ],
-)
-def test_frames_that_break_the_protocol_end_the_run(run: Run, script: str) -> None:
-    result = run(f"{script}\nimport time; time.sleep(30)")
-
-    assert result.outcome is Outcome.PROTOCOL_ERROR, result.error
 
 
 def test_the_guests_own_layers_refuse_what_the_container_would_allow(run: Run) -> None:
@@ -346,9 +199,9 @@ async def test_the_interpreter_is_the_images() -> None:
 
 
 class TcpProxy:
-    """A TCP port in front of the local daemon's socket, with TLS or without."""
+    """A TCP port with TLS in front of the local daemon's socket."""
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, context: ssl.SSLContext) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._context = context
         self.port = self._server.getsockname()[1]
@@ -363,13 +216,7 @@ class TcpProxy:
     def _serve(self, client: socket.socket) -> None:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as daemon:
             daemon.connect("/var/run/docker.sock")
-            if self._context is None:
-                carrier = client
-            else:
-                from toolcell.sandbox.docker.attach import pump_through_socket
-
-                carrier = pump_through_socket(self._context.wrap_socket(client, server_side=True))
-            with carrier:
+            with pump_through_socket(self._context.wrap_socket(client, server_side=True)) as carrier:
                 back = threading.Thread(target=self._carry, args=(daemon, carrier), daemon=True)
                 back.start()
                 self._carry(carrier, daemon)
@@ -406,16 +253,6 @@ async def outcomes_over(image: str, docker_host: str) -> list[Outcome]:
             await runtime.execute_code(script, limits=each) for (script, _), each in zip(SCRIPTS, limits, strict=True)
         ]
         return [run.outcome for run in runs]
-
-
-@pytest.mark.anyio
-async def test_a_remote_daemon_over_tcp_gives_the_same_outcomes(docker_image: ImageRef) -> None:
-    proxy = TcpProxy()
-    try:
-        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{proxy.port}")
-    finally:
-        proxy.close()
-    assert found == [outcome for _, outcome in SCRIPTS]
 
 
 @pytest.mark.anyio

@@ -9,8 +9,7 @@ from toolcell import Outcome, SyncRuntime
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.shared.backend import SLOTS
 
-from .docker_sandboxes import LIMITS
-from .shared_sandboxes import ECHO, TRY, containers, running
+from .shared_sandboxes import TRY, containers, running
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -33,37 +32,6 @@ set_result([found, room.f_bfree, room.f_ffree])
 
     assert [value for value in values if value != values[0]] == []
     assert values[0][0] == [[], [], []]
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize(
-    ("changes", "script", "outcome"),
-    [
-        ({"wall_s": 0.4}, "import time; time.sleep(60)", Outcome.TIMEOUT),
-        ({"cpu_s": 0.3}, "import os\nos.fork()\nwhile True: pass", Outcome.CPU_LIMIT),
-        ({}, "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
-        (
-            {},
-            "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(9)",
-            Outcome.PROCESS_LIMIT,
-        ),
-        (
-            {},
-            "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(9)",
-            Outcome.PROCESS_LIMIT,
-        ),
-        ({}, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", Outcome.PROCESS_LIMIT),
-        ({}, "import os\nos.write(3, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
-        ({}, "import os; os.kill(os.getpid(), 9)", Outcome.KILLED),
-    ],
-)
-def test_limits_end_one_run_and_the_container_serves_on(
-    runtime: SyncRuntime, changes: dict[str, float], script: str, outcome: Outcome
-) -> None:
-    result = runtime.execute_code(script, limits=LIMITS.model_copy(update=changes))
-
-    assert result.outcome is outcome, (result.error, result.usage)
-    assert runtime.execute_code(ECHO).value == 1
 
 
 @pytest.mark.docker

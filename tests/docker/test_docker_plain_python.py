@@ -1,4 +1,4 @@
-"""Programs that behave as under plain Python, in containers of both modes."""
+"""Programs that behave as under plain Python, in containers too: what the guest does, in one mode; how a script ends, in single containers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from rows import each_row
 from runtime.beside_cpython import OF_EACH_KIND, ending_in_cpython, ending_of, registry, source_of
 from runtime.plain_python import LIBRARIES, PROGRAMS, died_of
 from runtime.plain_scripts import HELPER
@@ -22,7 +23,7 @@ from .docker_sandboxes import DATA_PACKAGES
 pytestmark = pytest.mark.docker
 
 
-@pytest.fixture(scope="module", params=["single", "forked"])
+@pytest.fixture(scope="module")
 def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
     mode: Literal["single", "forked"] = request.param
     with SyncRuntime(
@@ -31,13 +32,15 @@ def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[
         yield each
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("runtime", ["forked"], indirect=True)
+@each_row("program", list(PROGRAMS))
 def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
     result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
 
 
-@pytest.mark.parametrize("script", OF_EACH_KIND)
+@pytest.mark.parametrize("runtime", ["single"], indirect=True)
+@each_row("script", list(OF_EACH_KIND))
 def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
     result = runtime.execute_code(source_of(script), files=HELPER, tools=registry())
 
@@ -47,23 +50,25 @@ def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
     assert ending == expected
 
 
-@pytest.mark.parametrize("source", OWN_SIGNALS)
+@pytest.mark.parametrize("runtime", ["single"], indirect=True)
+@each_row("source", list(OWN_SIGNALS))
 def test_a_signal_to_itself_ends_a_script_and_is_named(runtime: SyncRuntime, source: str) -> None:
     result = runtime.execute_code(f"import os, signal, threading\n{source}")
     assert (result.outcome, result.error) == (Outcome.KILLED, died_of(OWN_SIGNALS[source]))
 
 
-@pytest.mark.parametrize("mode", ["single", "forked"])
-def test_libraries_keep_few_heaps_and_look_for_no_programs(
-    docker_image: ImageRef, mode: Literal["single", "forked"]
-) -> None:
-    with SyncRuntime(backend=DockerBackend(docker_image.id, mode=mode, packages=DATA_PACKAGES)) as runtime:
+def test_libraries_keep_few_heaps_and_look_for_no_programs(docker_image: ImageRef) -> None:
+    with SyncRuntime(backend=DockerBackend(docker_image.id, packages=DATA_PACKAGES)) as runtime:
         result = runtime.execute_code(LIBRARIES)
     assert result.value == 2, result.error
     assert "physical cores" not in result.logs.stderr
 
 
-@pytest.mark.parametrize("wait", ["while True:\n    pass", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')"])
+@pytest.mark.parametrize(
+    ("runtime", "wait"),
+    [("single", "while True:\n    pass"), ("forked", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')")],
+    indirect=["runtime"],
+)
 def test_a_timeout_names_the_line_it_was_at(runtime: SyncRuntime, wait: str) -> None:
     for _ in range(6):  # the daemon passes the question on, and may be busy: one answer is enough
         result = runtime.execute_code(f"print('said')\n{wait}", limits=Limits(wall_s=0.5))

@@ -26,8 +26,11 @@ from .docker_sandboxes import LIMITS, MIB, containers_of, opened
 from .shared_sandboxes import ECHO, containers, greeted, running
 
 pytestmark = pytest.mark.usefixtures("way")
+both_ways = pytest.mark.parametrize("way", ["direct", "carried"], indirect=True)
+"""For what crosses the bridge. Everything else is the same either way."""
 
 
+@both_ways
 @pytest.mark.docker
 def test_a_script_finds_the_same_environment_as_in_every_sandbox(runtime: SyncRuntime) -> None:
     script = """
@@ -54,6 +57,7 @@ set_result([sorted(os.listdir('.')), place, OUTPUT_DIR, found, call_tool('echo',
     assert result.isolation.layers["cgroup"].startswith("the container's, shared")
 
 
+@both_ways
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_many_at_once_share_few_containers_and_none_waits_for_another(docker_image: ImageRef) -> None:
@@ -71,6 +75,7 @@ async def test_many_at_once_share_few_containers_and_none_waits_for_another(dock
         assert 1 <= len(await containers(backend)) <= 40 // SLOTS + 2
 
 
+@both_ways
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_a_kill_is_acknowledged_when_all_is_gone(docker_image: ImageRef) -> None:
@@ -90,6 +95,7 @@ async def test_a_kill_is_acknowledged_when_all_is_gone(docker_image: ImageRef) -
         assert container.free == SLOTS
 
 
+@both_ways
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_every_sandbox_ends_with_its_container_and_the_next_gets_a_new_one(docker_image: ImageRef) -> None:
@@ -247,6 +253,7 @@ def begun(image: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", HOST, image], stdout=subprocess.PIPE, text=True)
 
 
+@both_ways
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_nothing_is_left_of_a_host_that_was_killed(docker_image: ImageRef) -> None:
