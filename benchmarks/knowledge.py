@@ -1,6 +1,6 @@
 """Measure the built-in knowledge tools: how well each search finds known answers, and how fast a large store is.
 
-    python -m benchmarks.knowledge [--chunks N] [--dimensions N] [--vectors auto|numpy|sqlite-vec] [--json]
+    python -m benchmarks.knowledge [--chunks N] [--dimensions N] [--json]
 
 Quality: notes are generated from a fixed seed, each about one machine. Every question has one right note. The
 questions are of three kinds: an exact code, a description in other forms of the words and with slips of the pen, and
@@ -119,7 +119,7 @@ async def quality(count: int, asked: int) -> list[dict[str, Any]]:
     return rows
 
 
-async def speed(chunks: int, dimensions: int, vectors: Any) -> dict[str, Any]:
+async def speed(chunks: int, dimensions: int) -> dict[str, Any]:
     """Return rates and times of one store."""
     chance = random.Random(1)
     embeddings = HashEmbeddings(dimensions)
@@ -129,7 +129,7 @@ async def speed(chunks: int, dimensions: int, vectors: Any) -> dict[str, Any]:
     embedding_s = time.process_time() - begun
     made = numpy.random.default_rng(1).standard_normal((chunks, dimensions)).tolist()
     with tempfile.TemporaryDirectory() as directory:
-        store = SqliteStore(Path(directory) / "store.db", vectors=vectors)
+        store = SqliteStore(Path(directory) / "store.db")
         await store.use_embeddings(embeddings.name(), dimensions)
         wall, cpu = time.perf_counter(), time.process_time()
         for at in range(0, chunks, 100):
@@ -143,10 +143,8 @@ async def speed(chunks: int, dimensions: int, vectors: Any) -> dict[str, Any]:
         by_vector = await timed(lambda at: store.search_chunks(made[at], 15), chance, chunks)
         by_words = await timed(lambda at: store.search_chunks_keyword(texts[at][:60], 15), chance, chunks)
         size = sum(path.stat().st_size for path in Path(directory).iterdir())
-        said = store.vectors_by
         await store.close()
     return {
-        "vectors by": said,
         "chunks": chunks,
         "dimensions": dimensions,
         "stored per second": round(chunks / wall),
@@ -178,7 +176,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.notes:
         found["quality"] = await quality(options.notes, options.questions)
     if options.chunks:
-        found["speed"] = await speed(options.chunks, options.dimensions, options.vectors)
+        found["speed"] = await speed(options.chunks, options.dimensions)
     return found
 
 
@@ -189,7 +187,6 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100, help="of each kind")
     parser.add_argument("--chunks", type=int, default=100_000, help="of the measure of speed; 0 leaves it out")
     parser.add_argument("--dimensions", type=int, default=256)
-    parser.add_argument("--vectors", default="auto", choices=("auto", "numpy", "sqlite-vec"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = anyio.run(measure, options)

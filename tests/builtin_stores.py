@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import sqlite3
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -45,11 +44,7 @@ def _store(request: pytest.FixtureRequest | None, kind: str, directory: Path) ->
         case "memory":
             return SqliteStore(":memory:")
         case "sqlite":
-            return SqliteStore(directory / "store.db", vectors="numpy")
-        case "sqlite-vec":
-            if not hasattr(sqlite3.Connection, "enable_load_extension"):
-                pytest.skip("this Python's sqlite3 cannot load extensions")
-            return SqliteStore(directory / "store.db", vectors="sqlite-vec")
+            return SqliteStore(directory / "store.db")
         case _:
             assert request is not None
             return PostgresStore(request.getfixturevalue("postgres_server"), schema=new_schema())

@@ -23,7 +23,7 @@ LEASE_S = 3600
 
 def store_at(place: str) -> Store:
     address, _, schema = place.partition("#")
-    return PostgresStore(address, schema=schema) if schema else SqliteStore(address, vectors="numpy")
+    return PostgresStore(address, schema=schema) if schema else SqliteStore(address)
 
 
 def registry(ledger: str) -> ToolRegistry:

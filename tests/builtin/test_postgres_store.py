@@ -1,4 +1,4 @@
-"""A `PostgresStore` on a real server: schemas that are not ours, versions, locks, addresses, pgvector, processes."""
+"""A `PostgresStore` on a real server: schemas that are not ours, versions, locks, addresses, processes."""
 
 from __future__ import annotations
 
@@ -94,47 +94,9 @@ async def test_a_connection_that_the_server_has_closed_is_replaced(
     assert left.fetchall() == []
 
 
-# What of pgvector these statements use. A server with the extension is better, and is used where there is one.
-STAND_IN = """
-CREATE SCHEMA {schema};
-SET search_path TO {schema};
-CREATE FUNCTION distance(one real[], other real[]) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
-    SELECT 1 - sum(a * b) / (sqrt(sum(a * a)) * sqrt(sum(b * b))) FROM unnest(one, other) AS pair (a, b) $$;
-CREATE TYPE vector AS (numbers real[]);
-CREATE FUNCTION to_vector(given text) RETURNS vector LANGUAGE sql IMMUTABLE AS $$
-    SELECT row(translate(given, '[]', '{{}}')::real[])::{schema}.vector $$;
-CREATE FUNCTION vectors_distance(one vector, other vector) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
-    SELECT {schema}.distance((one).numbers, (other).numbers) $$;
-CREATE OPERATOR <=> (LEFTARG = vector, RIGHTARG = vector, FUNCTION = vectors_distance);
-"""
-
-
-async def test_with_pgvector_the_server_compares_the_vectors(
-    postgres_server: str, server: psycopg.Connection[Any], schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from toolcell.builtin.stores import postgres
-
-    has_extension = server.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
-    if not has_extension:
-        types = new_schema()
-        server.execute(STAND_IN.format(schema=types))  # type: ignore[arg-type]
-        sql = postgres.PGVECTOR_SQL
-        mended = {
-            "create": sql.create.replace(" vector ", f" {types}.vector "),
-            "insert": sql.insert.replace("?::text::vector", f"{types}.to_vector(?)"),
-            "search": sql.search.replace("?::text::vector", f"{types}.to_vector(?)").replace(
-                "<=>", f"OPERATOR({types}.<=>)"
-            ),
-        }
-        monkeypatch.setattr(postgres, "PGVECTOR_SQL", sql._replace(**mended))
-    store, scanning = PostgresStore(postgres_server, schema=schema), PostgresStore(postgres_server, schema=schema)
-    await scanning.init()
-    if not has_extension:
-        monkeypatch.setattr(postgres, "_has_pgvector", lambda _: "stand-in")
-    await store.init()
-    assert store.vectors_by.startswith("pgvector")
-
-    gone = await fill(scanning, "left behind")  # by a process without pgvector
+async def test_a_store_finds_at_once_what_another_one_has_stored_and_deleted(postgres_server: str, schema: str) -> None:
+    store, other = PostgresStore(postgres_server, schema=schema), PostgresStore(postgres_server, schema=schema)
+    gone = await fill(other, "left behind")
     await fill(store, "near", [2.0, 0.1])
     await fill(store, "far", [-1.0, 0.0])
     await fill(store, "zeros", [0.0, 0.0])
@@ -144,11 +106,11 @@ async def test_with_pgvector_the_server_compares_the_vectors(
     only = await store.search_chunks(X, 9, ChunkFilter("meta.text", "eq", "near"))
     assert [each.item.content for each in only] == ["near"]
 
-    await scanning.delete_document(gone)
+    await other.delete_document(gone)
     assert [each.item.content for each in await store.search_chunks(X, 2)] == ["near", "far"]
-    assert [each.item.content for each in await scanning.search_chunks(X, 2)] == ["near", "far"]
+    assert [each.item.content for each in await other.search_chunks(X, 2)] == ["near", "far"]
     await store.close()
-    await scanning.close()
+    await other.close()
 
 
 WRITER = """

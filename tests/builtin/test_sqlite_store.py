@@ -44,24 +44,6 @@ async def test_what_is_stored_is_there_after_opening_again(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["s.db"]
 
 
-async def test_it_says_how_vectors_are_searched(tmp_path: Path) -> None:
-    async def said(store: SqliteStore) -> str:
-        assert "not open" in repr(store)
-        await store.init()
-        await store.close()
-        return store.vectors_by
-
-    assert await said(SqliteStore(tmp_path / "s.db", vectors="numpy")) == "numpy scan (asked for)"
-    can_load = hasattr(sqlite3.Connection, "enable_load_extension")
-    chosen = await said(SqliteStore(tmp_path / "s.db"))
-    assert chosen.startswith(
-        "sqlite-vec v" if can_load else "numpy scan (this Python's sqlite3 cannot load extensions)"
-    )
-    if not can_load:
-        with pytest.raises(StoreError, match=r"cannot use sqlite-vec: this Python's.*leave out vectors='sqlite-vec'"):
-            await said(SqliteStore(tmp_path / "s.db", vectors="sqlite-vec"))
-
-
 # Files that are not ours
 
 
@@ -144,8 +126,6 @@ async def test_a_path_that_cannot_be_a_file_says_so(tmp_path: Path) -> None:
         await SqliteStore(tmp_path).init()
     with pytest.raises(UsageError):
         SqliteStore(3)
-    with pytest.raises(UsageError, match="vectors"):
-        SqliteStore("x", vectors="faiss")
 
 
 async def test_a_locked_store_is_an_error_that_a_retry_may_mend(tmp_path: Path) -> None:
@@ -247,7 +227,7 @@ async def test_processes_that_write_at_once_lose_nothing_and_make_nothing_twice(
 
 
 async def test_a_store_finds_at_once_what_another_one_has_stored_and_deleted(tmp_path: Path) -> None:
-    one, other = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db", vectors="numpy")
+    one, other = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db")
     first = await fill(one, "first")
     assert [each.item.content for each in await other.search_chunks(X, 5)] == ["first"]
     await fill(other, "second")

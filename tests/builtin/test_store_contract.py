@@ -35,7 +35,7 @@ X, Y, XY = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]
 
 
 @pytest.fixture(
-    params=["memory", "sqlite", "sqlite-vec", pytest.param("postgres", marks=pytest.mark.postgres)],
+    params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)],
 )
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     async with open_store(request, request.param, tmp_path) as made:

@@ -70,7 +70,7 @@ def toolcell_(*arguments: str) -> Result:
 
 def fill(*actions: ScheduledAction, runs: Sequence[ScheduledRun] = (), place: str = "toolcell.db") -> None:
     async def work() -> None:
-        store = SqliteStore(place, vectors="numpy")
+        store = SqliteStore(place)
         for action in actions:
             await store.create_scheduled_action(action)
         for run in runs:

@@ -135,7 +135,7 @@ registry.save_script("install", {source!r}, description="Install.", folder="scri
 
 async def test_a_schedule_calls_a_saved_script_that_installs(wheels: list[Path], tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS.format(source=INSTALL))
-    store = SqliteStore(str(tmp_path / "toolcell.db"), vectors="numpy")
+    store = SqliteStore(str(tmp_path / "toolcell.db"))
     calls_of_it = json.dumps([{"tool": "install", "params": {}}])
     due = ScheduledAction(description="Go", schedule="08:00 daily", tool_calls=calls_of_it, next_run=1_700_000_000)
     await store.create_scheduled_action(due)

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from toolcell.builtin.stores.database import Transaction
 from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.postgres_pool import PostgresPool
-from toolcell.builtin.stores.records import Chunk
-from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
-from toolcell.builtin.stores.sql_documents import SqlDocuments
-from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
+from toolcell.builtin.stores.sql_agenda import SqlStore
+from toolcell.builtin.stores.vectors import Hit
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_kind, check_seconds
-from toolcell.support.log import logger_of
-from toolcell.support.vocabulary import words
-
-logger = logger_of("toolcell.tools.store")
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 WORDS_CHARS: Final = 200_000
 """Characters of one chunk, what the index of words sees. Source: a tsvector holds less than 1 MB."""
 
 
-def _floats(data: bytes) -> str:
-    return "[" + ",".join(f"{each:.9g}" for each in struct.unpack(f"<{len(data) // 4}f", data)) + "]"
-
-
-PGVECTOR_SQL: Final = IndexSql(
-    create="CREATE TABLE IF NOT EXISTS {name} (seq BIGINT PRIMARY KEY, embedding vector NOT NULL)",
-    insert="INSERT INTO {name} (seq, embedding) VALUES (?, ?::text::vector)",
-    search="SELECT seq, embedding <=> ?::text::vector AS distance FROM {name} WHERE true {condition}"
-    " ORDER BY distance LIMIT {top_k}",
-    encode=_floats,
-)
-"""Without an approximate index: every answer is exact. Source: https://github.com/pgvector/pgvector#distances."""
-
-
-class PostgresStore(SqlDocuments, SqlSchedules, SqlSkills):
+class PostgresStore(SqlStore):
     """A store with every capability, in one schema of a database that several machines may share.
 
-    Words are found by PostgreSQL's full text search. Vectors are found by pgvector where the server has the extension,
-    and otherwise by a scan with numpy that keeps them in memory; `vectors_by` says which, once the store is open.
+    Words are found by PostgreSQL's full text search. Vectors are found by a scan with numpy that keeps them in memory.
     """
 
     def __init__(self, conninfo: str, *, schema: str = "toolcell", lock_timeout_s: float = 10.0) -> None:
@@ -55,56 +33,10 @@ class PostgresStore(SqlDocuments, SqlSchedules, SqlSkills):
         if not _NAME.fullmatch(schema):
             raise UsageError(f"PostgresStore(schema) must match {_NAME.pattern}, not {schema!r}")
         self.schema = schema
-        self.vectors_by = ""
-        """How vectors are searched: `pgvector ...` or `numpy scan (...)`. Empty until the store is open."""
-        self._chosen: _Indexes | None = None
-        self._dialect = PostgresDialect()
-        self._database = PostgresPool(conninfo, schema, lock_timeout_s, self._prepare)
+        super().__init__(PostgresPool(conninfo, schema, lock_timeout_s), PostgresDialect())
 
     def __repr__(self) -> str:
-        return f"PostgresStore(schema={self.schema!r}, vectors by {self.vectors_by or 'not open'})"
-
-    async def init(self) -> None:
-        """Connect, and make the tables or bring them up to date."""
-        await self._database.read(lambda _: None)
-
-    async def close(self) -> None:
-        """Close the connections. A later call connects again."""
-        await self._database.close()
-
-    def _indexes(self) -> _Indexes:
-        assert self._chosen is not None
-        return self._chosen
-
-    def _prepare(self, transaction: Transaction) -> None:
-        """Choose how vectors are searched."""
-        version = _has_pgvector(transaction)
-        self._chosen = _Indexes(has_pgvector=bool(version))
-        self.vectors_by = f"pgvector {version}" if version else "numpy scan (the server has no pgvector)"
-        logger.info("PostgreSQL store, schema %s: vectors by %s", self.schema, self.vectors_by)
-
-
-def _has_pgvector(transaction: Transaction) -> str:
-    """Return the version of pgvector in this database, made there if the server has it and lets us; or nothing."""
-    installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-    found = transaction.rows(installed)
-    if not found and transaction.rows("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
-        transaction.run(
-            "DO $$ BEGIN CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;"
-            " EXCEPTION WHEN insufficient_privilege THEN NULL; END $$"
-        )
-        found = transaction.rows(installed)
-    return str(found[0][0]) if found else ""
-
-
-class _Indexes:
-    def __init__(self, has_pgvector: bool) -> None:
-        self.chunks: VectorIndex = _index(CHUNKS, has_pgvector)
-        self.messages: VectorIndex = _index(MESSAGES, has_pgvector)
-
-
-def _index(table: Any, has_pgvector: bool) -> VectorIndex:
-    return TableIndex(table, PGVECTOR_SQL, "pgvector") if has_pgvector else ScanIndex(table)
+        return f"PostgresStore(schema={self.schema!r})"
 
 
 _KINDS: Final = (
@@ -131,30 +63,21 @@ class PostgresDialect:
         )
         return Where(sql, (key, key, value))
 
-    def add_words(self, transaction: Transaction, document_id: str, chunks: Sequence[Chunk]) -> None:
+    def add_words(self, transaction: Transaction, rows: Iterable[tuple[int, str]]) -> None:
         """Index the words of chunks that are stored."""
-        seqs: dict[str, int] = dict(
-            transaction.rows("SELECT id, seq FROM chunks WHERE document_id = ?", (document_id,))
-        )
-        transaction.run_many(
-            "INSERT INTO chunk_words (seq, words) VALUES (?, to_tsvector('simple', ?))",
-            ((seqs[chunk.id], " ".join(words(chunk.content))[:WORDS_CHARS]) for chunk in chunks),
-        )
+        sql = "INSERT INTO chunk_words (seq, words) VALUES (?, to_tsvector('simple', ?))"
+        transaction.run_many(sql, ((seq, text[:WORDS_CHARS]) for seq, text in rows))
 
     def drop_words(self, transaction: Transaction, document_id: str) -> None:
         """Do nothing: they go with their chunks."""
 
-    def by_words(
-        self, transaction: Transaction, wanted: Sequence[str], top_k: int, condition: Where | None
-    ) -> list[Hit]:
+    def by_words(self, transaction: Transaction, wanted: Sequence[str], top_k: int, allowed: Where) -> list[Hit]:
         """Return the chunks that hold some of these words, the best first."""
-        query = " | ".join(f"'{word}'" for word in wanted)
-        allowed = CHUNKS.allowed(condition) if condition is not None else Where("", ())
-        limit = f"AND seq IN ({allowed.sql})" if condition is not None else ""
+        limit = f"AND seq IN ({allowed.sql})" if allowed.sql else ""
         found = transaction.rows(
             f"SELECT seq, {_RANK} AS score FROM chunk_words, to_tsquery('simple', ?) AS query"
             f" WHERE words @@ query {limit} ORDER BY score DESC, seq LIMIT ?",
-            (query, *allowed.parameters, top_k),
+            (" | ".join(f"'{word}'" for word in wanted), *allowed.parameters, top_k),
         )
         return [Hit(seq, float(score)) for seq, score in found]
 

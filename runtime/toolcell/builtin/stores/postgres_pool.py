@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from toolcell.builtin.stores.database import Rows, Transaction
+from toolcell.builtin.stores.database import Database, Transaction
 from toolcell.builtin.stores.schema import MIGRATIONS, VERSION
 from toolcell.errors import StoreError, UsageError
-from toolcell.support import daemon_threads
 
 LOCK: Final = 0x746C6363
 """Number of the advisory lock, together with the schema's name."""
@@ -42,44 +41,14 @@ def import_psycopg() -> Any:
         raise UsageError("PostgresStore needs psycopg; pip install 'toolcell[postgres]'") from None
 
 
-class PostgresTransaction:
-    """Statements of one transaction."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """Return all rows of a query."""
-        found: Rows = self._connection.execute(_marked(sql), parameters).fetchall()
-        return found
-
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Make a change, and return how many rows it changed."""
-        return int(self._connection.execute(_marked(sql), parameters).rowcount)
-
-    def run_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
-        """Make one change for each row of parameters."""
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_marked(sql), parameters)
-
-
-def _marked(sql: str) -> str:
-    """Return a statement with the marks of psycopg. No statement of ours has a question or percent mark otherwise."""
-    return sql.replace("?", "%s")
-
-
-class PostgresPool:
+class PostgresPool(Database):
     """A few connections to one database and schema."""
 
-    def __init__(
-        self, conninfo: str, schema: str, lock_timeout_s: float, prepare: Callable[[Transaction], None]
-    ) -> None:
+    def __init__(self, conninfo: str, schema: str, lock_timeout_s: float) -> None:
         self._psycopg = import_psycopg()
         self._conninfo = conninfo
         self._schema = schema
         self._lock_timeout_s = lock_timeout_s
-        self._prepare = prepare
-        """Called once, after the tables are up to date."""
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._idle: list[Any] = []
@@ -88,32 +57,22 @@ class PostgresPool:
         """How often the pool was closed: a connection that was lent before is not kept."""
         self._process = os.getpid()
 
-    async def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` on one state of the database."""
-        return await daemon_threads.run_sync(self._in_transaction, work, False)
-
-    async def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` alone: no other process writes meanwhile."""
-        return await daemon_threads.run_sync(self._in_transaction, work, True)
-
-    async def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the connections."""
-        await daemon_threads.run_sync(self._close)
-
-    def _close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
             self._closings += 1
         for connection in idle:
             connection.close()
 
-    def _in_transaction(self, work: Callable[[Transaction], T], is_write: bool) -> T:
+    def in_transaction(self, work: Callable[[Transaction], T], is_write: bool) -> T:
+        """Run `work` in this thread."""
         with self._translated(), self._borrowed() as connection, connection.transaction():
             if is_write:
                 self._take_lock(connection)
             else:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            return work(PostgresTransaction(connection))
+            return work(Transaction(connection, "%s"))
 
     def _take_lock(self, connection: Any) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (LOCK, self._schema))
@@ -168,7 +127,6 @@ class PostgresPool:
                 if not self._is_ready:
                     with connection.transaction():
                         self._migrate(connection, name)
-                        self._prepare(PostgresTransaction(connection))
                     self._is_ready = True
         except BaseException:
             connection.close()

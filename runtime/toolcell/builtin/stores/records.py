@@ -23,7 +23,7 @@ MAX_ID_CHARS: Final = 200
 MAX_TOP_K: Final = 1000
 """Results that one search may ask for."""
 MAX_DIMENSIONS: Final = 8192
-"""Numbers in one vector. sqlite-vec's own limit."""
+"""Numbers in one vector."""
 FILTER_FIELDS: Final = ("document_id", "source", "created_at")
 FilterOp = Literal["eq", "in", "gt", "lt"]
 RunStatus = Literal["running", "done", "failed", "missed", "in_doubt"]

@@ -24,7 +24,7 @@ _JSON: Final = frozenset({"metadata", "tools", "tags", "references"})
 
 
 def vector_bytes(vector: Vector) -> bytes:
-    """Shape: 32-bit floats, little-endian, as sqlite-vec and numpy read them."""
+    """Shape: 32-bit floats, little-endian, as numpy reads them."""
     return struct.pack(f"<{len(vector)}f", *vector)
 
 

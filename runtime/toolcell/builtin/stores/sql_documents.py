@@ -1,12 +1,13 @@
-"""Documents, chunks and messages in a SQL database."""
+"""Documents, chunks and messages in a SQL database. The methods' rules are those of `protocols`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
 from toolcell.builtin.stores.database import Database, Transaction, marks
 from toolcell.builtin.stores.filters import Where, where
+from toolcell.builtin.stores.protocols import DocumentStore, KeywordStore, MessageStore
 from toolcell.builtin.stores.records import (
     Chunk,
     ChunkFilter,
@@ -17,12 +18,10 @@ from toolcell.builtin.stores.records import (
     check_top_k,
     check_vector,
 )
-from toolcell.builtin.stores.rows import columns, from_row, quoted, to_row, vector_bytes
-from toolcell.builtin.stores.rules import check_chunks, check_provider
-from toolcell.builtin.stores.vectors import Hit, VectorIndex
-from toolcell.support.vocabulary import query_words
-
-T = TypeVar("T")
+from toolcell.builtin.stores.rows import R, columns, from_row, quoted, to_row, vector_bytes
+from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, VectorIndex
+from toolcell.errors import UsageError
+from toolcell.support.vocabulary import query_words, words
 
 CHUNK_COLUMNS: Final = quoted(columns(Chunk, "embedding"))
 MESSAGE_COLUMNS: Final = quoted(columns(Message, "embedding"))
@@ -38,23 +37,51 @@ class Dialect(Protocol):
     def metadata(self, key: str, sign: str, value: Any) -> Where:
         """Return how one metadata key is compared with one value; see `MetadataSql`."""
 
-    def add_words(self, transaction: Transaction, document_id: str, chunks: Sequence[Chunk]) -> None:
-        """Index the words of chunks that are stored."""
+    def add_words(self, transaction: Transaction, rows: Iterable[tuple[int, str]]) -> None:
+        """Index the words of chunks that are stored: their `seq` and words."""
 
     def drop_words(self, transaction: Transaction, document_id: str) -> None:
         """Take the words of a document's chunks out of the index, before the chunks are deleted."""
 
-    def by_words(
-        self, transaction: Transaction, wanted: Sequence[str], top_k: int, condition: Where | None
-    ) -> list[Hit]:
-        """Return the chunks that hold some of these words, the best first."""
+    def by_words(self, transaction: Transaction, wanted: Sequence[str], top_k: int, allowed: Where) -> list[Hit]:
+        """Return the chunks that hold some of these words, the best first. `allowed`: a query for the `seq`s among
+        which they must be; empty for all."""
 
 
-class Indexes(Protocol):
-    """The vector indexes of a store, chosen when it is opened."""
+def check_provider(known: tuple[str, int] | None, name: str, dimensions: int) -> None:
+    """Refuse an embedding provider other than the one that made the store's vectors.
 
-    chunks: VectorIndex
-    messages: VectorIndex
+    `known` has an empty name when vectors were stored before any provider was named.
+
+    Raises:
+        UsageError: names both.
+    """
+    if known is None or known == (name, dimensions) or known == ("", dimensions):
+        return
+    raise UsageError(
+        f"this store's vectors have {known[1]} numbers and come from {known[0] or 'another provider'!r}, and {name!r} "
+        f"makes vectors of {dimensions}; use that provider, or a new store"
+    )
+
+
+def check_chunks(document: Document, chunks: Sequence[Chunk], taken: Iterable[str]) -> None:
+    """Refuse chunks that do not make up a document. `taken` are ids of it that the store has already.
+
+    Raises:
+        UsageError: a chunk belongs elsewhere, has a parent that is not among them, or an id is used twice.
+    """
+    known: set[str] = set()
+    repeated = [*taken]
+    for chunk in chunks:
+        repeated += [chunk.id] if chunk.id in known else []
+        known.add(chunk.id)
+    if repeated:
+        raise UsageError(f"the id {repeated[0]!r} is taken; leave it out to get a new one")
+    for chunk in chunks:
+        if chunk.document_id != document.id:
+            raise UsageError(f"chunk {chunk.id!r} has document_id {chunk.document_id!r}, not {document.id!r}")
+        if chunk.parent_id and chunk.parent_id not in known:
+            raise UsageError(f"chunk {chunk.id!r} has a parent {chunk.parent_id!r} that is not a chunk of its document")
 
 
 def check_dimensions(transaction: Transaction, vectors: Sequence[Vector | None]) -> int:
@@ -98,18 +125,29 @@ def count_deletion(transaction: Transaction, table: str) -> None:
     )
 
 
-class SqlDocuments:
-    """The capabilities `DocumentStore`, `KeywordStore` and `MessageStore` over a database."""
+class SqlPart:
+    """What every capability of a store in SQL has."""
 
     _database: Database
     _dialect: Dialect
 
-    def _indexes(self) -> Indexes:
-        raise NotImplementedError
+    async def _records(self, kind: type[R], sql: str, parameters: Sequence[Any], *without: str) -> list[R]:
+        """Return the records of a query for all columns of a kind but `without`."""
+        rows = await self._database.read(lambda transaction: transaction.rows(sql, parameters))
+        return [from_row(kind, row, *without) for row in rows]
+
+    async def _change(self, sql: str, parameters: Sequence[Any]) -> bool:
+        return bool(await self._database.write(lambda transaction: transaction.run(sql, parameters)))
+
+
+class SqlDocuments(SqlPart, DocumentStore, KeywordStore, MessageStore):
+    """The capabilities `DocumentStore`, `KeywordStore` and `MessageStore` over a database."""
+
+    def _forget_vectors(self) -> None:
+        """Begin with nothing in memory."""
+        self._chunk_vectors, self._message_vectors = VectorIndex(CHUNKS), VectorIndex(MESSAGES)
 
     async def use_embeddings(self, name: str, dimensions: int) -> None:
-        """Remember which provider makes this store's vectors, or check that it is the one that did."""
-
         def known(transaction: Transaction) -> tuple[str, int] | None:
             sql = "SELECT name, value FROM settings WHERE name IN ('dimensions', 'embeddings')"
             found: dict[str, str] = dict(transaction.rows(sql))
@@ -126,7 +164,6 @@ class SqlDocuments:
             await self._database.write(work)
 
     async def store_document(self, document: Document, chunks: Sequence[Chunk]) -> str:
-        """Store a document with all its chunks, and return its id, or that of the one with the same content."""
         return await self._database.write(lambda transaction: self._store(transaction, document, chunks))
 
     def _store(self, transaction: Transaction, document: Document, chunks: Sequence[Chunk]) -> str:
@@ -145,62 +182,52 @@ class SqlDocuments:
             f"INSERT INTO chunks ({quoted(columns(Chunk))}, is_parent) VALUES ({marks(8)})",
             ((*to_row(chunk), int(chunk.id in parents)) for chunk in chunks),
         )
-        self._dialect.add_words(transaction, document.id, [chunk for chunk in chunks if chunk.id not in parents])
-        self._indexes().chunks.catch_up(transaction)
+        sql = "SELECT seq, content FROM chunks WHERE document_id = ? AND is_parent = 0"
+        rows = transaction.rows(sql, (document.id,))
+        self._dialect.add_words(transaction, ((seq, " ".join(words(content))) for seq, content in rows))
         return document.id
 
     async def get_document(self, document_id: str) -> Document | None:
-        """Return the document, or None."""
         sql = f"SELECT {DOCUMENT_COLUMNS} FROM documents WHERE id = ?"
-        found = await self._database.read(lambda transaction: transaction.rows(sql, (document_id,)))
-        return from_row(Document, found[0]) if found else None
+        return next(iter(await self._records(Document, sql, (document_id,))), None)
 
     async def list_documents(self, limit: int = 100, after: str = "") -> list[Document]:
-        """Return documents in the order of their ids."""
         id_ = f"id{self._dialect.text_collation}"
         sql = f"SELECT {DOCUMENT_COLUMNS} FROM documents WHERE {id_} > ? ORDER BY {id_} LIMIT ?"
-        found = await self._database.read(lambda transaction: transaction.rows(sql, (after, limit)))
-        return [from_row(Document, row) for row in found]
+        return await self._records(Document, sql, (after, limit))
 
     async def delete_document(self, document_id: str) -> bool:
-        """Delete a document with its chunks."""
-
         def work(transaction: Transaction) -> bool:
             self._dialect.drop_words(transaction, document_id)
-            if not transaction.run("DELETE FROM documents WHERE id = ?", (document_id,)):
-                return False
-            count_deletion(transaction, "chunks")
-            self._indexes().chunks.catch_up(transaction)
-            return True
+            if is_there := bool(transaction.run("DELETE FROM documents WHERE id = ?", (document_id,))):
+                count_deletion(transaction, "chunks")
+            return is_there
 
         return await self._database.write(work)
 
     async def search_chunks(self, embedding: Vector, top_k: int, *filters: ChunkFilter) -> list[Scored[Chunk]]:
-        """Return the chunks whose vectors are nearest."""
         check_top_k(top_k)
         condition = self._condition(filters)
 
         def work(transaction: Transaction) -> list[Scored[Chunk]]:
             check_dimensions(transaction, [embedding])
-            hits = self._indexes().chunks.nearest(transaction, vector_bytes(embedding), top_k, condition)
-            return self._chunks_of(transaction, hits)
-
-        return await self._up_to_date("chunks", work)
-
-    async def search_chunks_keyword(self, query: str, top_k: int, *filters: ChunkFilter) -> list[Scored[Chunk]]:
-        """Return the chunks that hold words of `query`."""
-        check_top_k(top_k)
-        condition, wanted = self._condition(filters), query_words(query)
-        if not wanted:
-            return []
-
-        def work(transaction: Transaction) -> list[Scored[Chunk]]:
-            return self._chunks_of(transaction, self._dialect.by_words(transaction, wanted, top_k, condition))
+            hits = self._chunk_vectors.nearest(transaction, vector_bytes(embedding), top_k, condition)
+            return _scored(transaction, Chunk, "chunks", hits)
 
         return await self._database.read(work)
 
+    async def search_chunks_keyword(self, query: str, top_k: int, *filters: ChunkFilter) -> list[Scored[Chunk]]:
+        check_top_k(top_k)
+        condition, wanted = self._condition(filters), query_words(query)
+        allowed = CHUNKS.allowed(condition) if condition is not None else Where("", ())
+
+        def work(transaction: Transaction) -> list[Scored[Chunk]]:
+            hits = self._dialect.by_words(transaction, wanted, top_k, allowed)
+            return _scored(transaction, Chunk, "chunks", hits)
+
+        return await self._database.read(work) if wanted else []
+
     async def get_chunks_by_ids(self, ids: Sequence[str]) -> list[Chunk]:
-        """Return the chunks that exist, in the order of `ids`."""
         sql = f"SELECT {CHUNK_COLUMNS} FROM chunks WHERE id IN ({{}})"
         rows = await self._database.read(lambda transaction: _rows_in(transaction, sql, list(dict.fromkeys(ids))))
         found = {chunk.id: chunk for chunk in (from_row(Chunk, row, "embedding") for row in rows)}
@@ -209,59 +236,31 @@ class SqlDocuments:
     def _condition(self, filters: Sequence[ChunkFilter]) -> Where | None:
         return where(filters, self._dialect.metadata, self._dialect.text_collation)
 
-    def _chunks_of(self, transaction: Transaction, hits: Sequence[Hit]) -> list[Scored[Chunk]]:
-        sql = f"SELECT seq, {CHUNK_COLUMNS} FROM chunks WHERE seq IN ({{}})"
-        rows = {row[0]: row[1:] for row in _rows_in(transaction, sql, [hit.seq for hit in hits])}
-        return [Scored(from_row(Chunk, rows[hit.seq], "embedding"), hit.score) for hit in hits if hit.seq in rows]
-
-    async def _up_to_date(self, table: str, work: Callable[[Transaction], list[T]]) -> list[T]:
-        """Search, after bringing the index up to date where another process has left it behind."""
-
-        def if_up_to_date(transaction: Transaction) -> list[T] | None:
-            index: VectorIndex = getattr(self._indexes(), table)
-            return None if index.is_behind(transaction) else work(transaction)
-
-        def caught_up(transaction: Transaction) -> list[T]:
-            index: VectorIndex = getattr(self._indexes(), table)
-            index.catch_up(transaction)
-            return work(transaction)
-
-        found = await self._database.read(if_up_to_date)
-        return await self._database.write(caught_up) if found is None else found
-
     # Messages
 
     async def store_message(self, message: Message) -> None:
-        """Store a message. One of the same id is replaced."""
-
         def work(transaction: Transaction) -> None:
             remember_dimensions(transaction, [message.embedding])
             if transaction.run("DELETE FROM messages WHERE id = ?", (message.id,)):
                 count_deletion(transaction, "messages")
             transaction.run(f"INSERT INTO messages ({quoted(columns(Message))}) VALUES ({marks(7)})", to_row(message))
-            self._indexes().messages.catch_up(transaction)
 
         await self._database.write(work)
 
     async def list_messages(self, thread_id: str, limit: int = 100) -> list[Message]:
-        """Return the last messages of a thread, the oldest first."""
         id_ = f"id{self._dialect.text_collation}"
         sql = f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE thread_id = ? ORDER BY created_at DESC, {id_} DESC LIMIT ?"
-        rows = await self._database.read(lambda transaction: transaction.rows(sql, (thread_id, limit)))
-        return [from_row(Message, row, "embedding") for row in reversed(rows)]
+        return (await self._records(Message, sql, (thread_id, limit), "embedding"))[::-1]
 
     async def search_messages(self, embedding: Vector, top_k: int) -> list[Scored[Message]]:
-        """Return the messages whose vectors are nearest."""
         check_top_k(top_k)
-        sql = f"SELECT seq, {MESSAGE_COLUMNS} FROM messages WHERE seq IN ({{}})"
 
         def work(transaction: Transaction) -> list[Scored[Message]]:
             check_dimensions(transaction, [embedding])
-            hits = self._indexes().messages.nearest(transaction, vector_bytes(embedding), top_k, None)
-            rows = {row[0]: row[1:] for row in _rows_in(transaction, sql, [hit.seq for hit in hits])}
-            return [Scored(from_row(Message, rows[hit.seq], "embedding"), hit.score) for hit in hits if hit.seq in rows]
+            hits = self._message_vectors.nearest(transaction, vector_bytes(embedding), top_k, None)
+            return _scored(transaction, Message, "messages", hits)
 
-        return await self._up_to_date("messages", work)
+        return await self._database.read(work)
 
 
 MOST_MARKS: Final = 500
@@ -275,3 +274,10 @@ def _rows_in(transaction: Transaction, sql: str, values: Sequence[Any]) -> list[
         part = values[at : at + MOST_MARKS]
         rows += transaction.rows(sql.format(marks(len(part))), part)
     return rows
+
+
+def _scored(transaction: Transaction, kind: type[R], table: str, hits: Sequence[Hit]) -> list[Scored[R]]:
+    """Return the records of the rows that a search found, without their embeddings."""
+    sql = f"SELECT seq, {quoted(columns(kind, 'embedding'))} FROM {table} WHERE seq IN ({{}})"
+    rows = {row[0]: row[1:] for row in _rows_in(transaction, sql, [hit.seq for hit in hits])}
+    return [Scored(from_row(kind, rows[hit.seq], "embedding"), hit.score) for hit in hits if hit.seq in rows]
