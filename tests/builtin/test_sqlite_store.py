@@ -229,10 +229,11 @@ async def test_processes_that_write_at_once_lose_nothing_and_make_nothing_twice(
 async def test_a_store_finds_at_once_what_another_one_has_stored_and_deleted(tmp_path: Path) -> None:
     one, other = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db")
     first = await fill(one, "first")
-    assert [each.item.content for each in await other.search_chunks(X, 5)] == ["first"]
+    for store in (one, other):
+        assert [each.item.content for each in await store.search_chunks(X, 5)] == ["first"]
     await fill(other, "second")
     await other.delete_document(first)
-    assert [each.item.content for each in await one.search_chunks(X, 5)] == ["second"]
+    assert [each.item.content for each in await one.search_chunks(X, 1)] == ["second"]
     await one.close()
     await other.close()
 
@@ -263,6 +264,18 @@ async def test_a_process_that_is_killed_in_a_change_leaves_the_state_before_it(t
     assert killed.returncode == -9
     store = SqliteStore(tmp_path / "s.db")
     assert [each.content for each in await store.list_documents()] == ["whole"]
+    await store.close()
+
+
+async def test_a_store_in_memory_that_is_opened_again_is_a_new_one() -> None:
+    store = SqliteStore(":memory:")
+    for text in ("one", "two", "three"):
+        await fill(store, text)
+    assert len(await store.search_chunks(X, 9)) == 3
+    await store.close()
+    document = Document(content="four")
+    await store.store_document(document, [Chunk(document_id=document.id, content="four", embedding=[0.0, 1.0])])
+    assert [(each.item.content, each.score) for each in await store.search_chunks([0.0, 1.0], 9)] == [("four", 1.0)]
     await store.close()
 
 
