@@ -5,19 +5,25 @@ Work is counted in function calls, which do not depend on the machine's speed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 
 from hostile.counting import calls
+from rows import each_row
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.type_conversion import MOST_OF_ONE_HASH
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 from toolcell.support.spelling import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
@@ -278,6 +284,63 @@ async def test_what_a_tools_own_types_refuse_is_said_within_bounds(kind: Any, co
     assert len(result.text) <= (MAX_PROBLEMS + 2) * MAX_MESSAGE_CHARS
     assert ("and more problems" in result.text) is (count == 30)
     assert result.exc is None
+
+
+MODULUS = 2**61 - 1
+"""Numbers that are so far apart have one hash. Source: sys.hash_info.modulus."""
+
+
+@dataclasses.dataclass
+class Basket:
+    """A record with a set, as a tool takes it."""
+
+    codes: set[Decimal]
+
+
+class Shelf(BaseModel):
+    """A model, which pydantic has a validator of, in which is a set."""
+
+    codes: frozenset[Decimal] = frozenset()
+
+
+EQUAL = [str(1 + number * MODULUS) for number in range(1, 1000)]
+WITH_EQUAL_HASHES: dict[str, tuple[Any, Any]] = {
+    "a set of decimals": (set[Decimal], EQUAL),
+    "a set of UUIDs": (frozenset[UUID], [UUID(int=1 + number * MODULUS).hex for number in range(1, 1000)]),
+    "keys that are numbers": (dict[int, str], dict.fromkeys(EQUAL, "")),
+    "keys of a counter": (Counter[Decimal], dict.fromkeys(EQUAL, 1)),
+    "one of two types": (set[Decimal] | None, EQUAL),
+    "a set in a dataclass": (Basket, {"codes": EQUAL}),
+    "sets in models in a list": (list[Shelf], [{"codes": EQUAL}]),
+}
+
+
+@pytest.mark.anyio
+@each_row("kind", WITH_EQUAL_HASHES)
+async def test_values_that_collide_in_a_set_or_dict_are_refused_before_they_take_quadratic_time(kind: str) -> None:
+    async def take(rows: Any) -> int:
+        """Take values that are hashed."""
+        return len(rows)
+
+    take.__annotations__["rows"], rows = WITH_EQUAL_HASHES[kind]
+
+    result = await ToolRegistry([take]).execute("take", {"rows": rows})
+
+    assert f"too many values with one hash, limit {MOST_OF_ONE_HASH}" in result.text, result.text[:300]
+    assert result.error is not None and result.error.code == "invalid_arguments"
+
+
+@pytest.mark.anyio
+async def test_of_honest_values_any_number_is_hashed() -> None:
+    def take(numbers: set[Decimal], pairs: list[set[int]], powers: set[float]) -> list[int]:
+        """Take values that are hashed."""
+        return [len(numbers), len(pairs), len(powers)]
+
+    numbers = [str(number) for number in range(-5000, 5000)]
+    powers = [2.0**power for power in range(-1000, 1000)]
+    args = {"numbers": numbers, "pairs": [[-1, -2]] * 500, "powers": powers}  # -1 and -2 have one hash
+
+    assert (await ToolRegistry([take]).execute("take", args)).value == [10_000, 500, 2000]
 
 
 SIMILAR = [f"{'ab' * 36}{number}" for number in range(500)]

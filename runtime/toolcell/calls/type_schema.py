@@ -169,7 +169,7 @@ def read_signature(
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(name, table)
         elif not _is_plain(hint):
-            converters[name] = _as_float if hint in (float, float | None) else converter(hint)
+            converters[name] = _as_float if hint in (float, float | None) else _converter(hint)
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -241,11 +241,10 @@ def _is_field(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
-def converter(hint: Any) -> Callable[[Any], Any]:
-    """Return what makes a type out of a validated value."""
-    from pydantic import TypeAdapter
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    from toolcell.calls.type_conversion import converter  # pydantic takes a tenth of a second
 
-    return TypeAdapter(hint).validate_python
+    return converter(hint)
 
 
 def _jsonable(default: Any) -> Any:

@@ -302,10 +302,12 @@ def positional_spec(
 
 def _record_decoder(definition: ToolDefinition, function: Callable[..., Any], parameter: int | str) -> Decode | None:
     """Return what makes the record of all arguments that a function declares to take in one parameter; None: a dict."""
-    from toolcell.calls.type_schema import converter, record_in
+    from toolcell.calls.type_schema import record_in
 
     if (record := record_in(function, parameter)) is None:
         return None
+    from toolcell.calls.type_conversion import converter
+
     return converter(record)
 
 
