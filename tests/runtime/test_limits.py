@@ -34,13 +34,8 @@ def assert_limited(result: ExecutionResult, outcome: Outcome, limit: str, value:
     "script",
     [
         "import time; time.sleep(60)",
-        "while True: pass",
         "import re; re.match('(a+)+$', 'a' * 60 + 'b')",
         "x = 7 ** (7 ** 9)",
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()",
-        "call_tool('wait', seconds=60)",
-        "import threading; threading.Event().wait()",
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
     ],
 )
 def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
@@ -93,26 +88,10 @@ def test_a_script_that_hangs_up_and_lives_on_is_killed(run: Run) -> None:
 
 
 @pytest.mark.conforms("Q-b10")
-def test_a_grandchild_that_holds_the_output_open_does_not_hold_the_run(run: Run) -> None:
-    script = (
-        "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)\nprint('parent')"
-    )
-    result = run(script, limits=Limits(wall_s=BUSY_S))
-
-    assert result.outcome is Outcome.OK  # the grandchild lives for a minute
-
-
-@pytest.mark.conforms("Q-b10")
 def test_cpu_time_is_bounded_apart_from_wall_time(run: Run) -> None:
     result = run("while True: pass", limits=Limits(cpu_s=0.3, wall_s=BUSY_S))
 
     assert_limited(result, Outcome.CPU_LIMIT, "cpu_s", 0.3)
-
-
-def test_cpu_time_of_children_counts(run: Run) -> None:
-    result = run("import os\nos.fork()\nwhile True: pass", limits=Limits(cpu_s=0.4, wall_s=BUSY_S))
-
-    assert_limited(result, Outcome.CPU_LIMIT, "cpu_s", 0.4)
 
 
 @pytest.mark.parametrize(
@@ -126,20 +105,6 @@ def test_cpu_time_of_children_counts(run: Run) -> None:
 )
 def test_memory_is_bounded(run: Run, script: str) -> None:
     result = run(script, limits=Limits(memory_bytes=64 * MIB))
-
-    assert_limited(result, Outcome.MEMORY_LIMIT, "memory_bytes", 64 * MIB)
-
-
-def test_memory_of_children_counts(run: Run) -> None:
-    script = """
-import os, time
-for _ in range(6):
-    if os.fork() == 0:
-        kept = bytearray(20 << 20)
-        for i in range(0, len(kept), 4096): kept[i] = 1
-        time.sleep(30); os._exit(0)
-time.sleep(30)"""
-    result = run(script, limits=Limits(memory_bytes=64 * MIB, wall_s=6))
 
     assert_limited(result, Outcome.MEMORY_LIMIT, "memory_bytes", 64 * MIB)
 
@@ -205,82 +170,6 @@ def test_a_limit_whose_error_a_script_caught_is_named_in_its_result(run: Run) ->
     assert run(THREADS, limits=Limits(processes=60)).warnings == ()
 
 
-def test_a_script_within_the_process_limit_is_left_alone(run: Run) -> None:
-    script = "import threading\nts = [threading.Thread(target=lambda: None) for _ in range(10)]\n[t.start() for t in ts]\n[t.join() for t in ts]\n1"
-
-    assert run(script, limits=Limits(processes=20)).outcome is Outcome.OK
-
-
-def test_open_files_are_bounded(run: Run) -> None:
-    script = "files = []\ntry:\n    while True: files.append(open('/dev/null'))\nexcept OSError as e: set_result([len(files), e.strerror])"
-    count, problem = run(script, limits=Limits(open_files=40)).value
-
-    assert count < 40
-    assert problem == "Too many open files"
-
-
-@pytest.mark.parametrize("place", [".", "/tmp", "/dev/shm"])
-def test_disk_is_bounded_wherever_it_can_be_written(run: Run, place: str) -> None:
-    script = f"""
-import os
-f = open(os.path.join({place!r}, 'big'), 'wb', buffering=0)
-os.unlink(f.name)
-n = 0
-try:
-    while True: n += f.write(bytes(65536))
-except OSError as e: set_result([n, e.strerror])"""
-    written, problem = run(script, limits=Limits(disk_bytes=2 * MIB)).value
-
-    assert written <= 2 * MIB
-    assert problem in ("No space left on device", "File too large")
-
-
-def test_disk_is_one_budget_for_all_places(run: Run) -> None:
-    script = """
-n = 0
-try:
-    for i in range(100):
-        for place in ('.', '/tmp', '/dev/shm'):
-            with open(f'{place}/{i}', 'wb', buffering=0) as f: n += f.write(bytes(65536))
-except OSError: pass
-set_result(n)"""
-
-    assert run(script, limits=Limits(disk_bytes=2 * MIB)).value <= 2 * MIB
-
-
-def test_sparse_files_take_no_more_than_they_hold(run: Run) -> None:
-    result = run("f = open('s', 'wb')\nf.truncate(1 << 40)", limits=Limits(disk_bytes=2 * MIB))
-
-    assert result.outcome is Outcome.ERROR
-    assert result.error is not None
-    assert result.error.type == "OSError"
-
-
-def test_inodes_are_bounded(run: Run) -> None:
-    script = "n = 0\ntry:\n    while True: open(f'f{n}', 'w').close(); n += 1\nexcept OSError as e: set_result([n, e.strerror])"
-    count, problem = run(script, limits=Limits(inodes=100)).value
-
-    assert count < 100
-    assert problem == "No space left on device"
-
-
-@pytest.mark.conforms("Q-b11")
-@pytest.mark.parametrize(
-    "script",
-    [
-        "while True: print('x' * 1000)",
-        "import os\nwhile True: os.write(1, b'x' * 65536)",
-        "import sys\nwhile True: sys.stderr.write('y' * 1000)",
-    ],
-)
-def test_a_flood_of_output_ends_the_run_and_is_counted(run: Run, script: str) -> None:
-    limits = Limits(output_flood_bytes=3 * MIB, output_bytes=1000, wall_s=20)
-    result = run(script, limits=limits)
-
-    assert_limited(result, Outcome.OUTPUT_LIMIT, "output_flood_bytes", 3 * MIB)
-    assert len(result.logs.text.encode()) < 1200
-
-
 PRINTED = {
     "lines": ("for n in range(20_000): print('x' * 99)", 2_000_000),
     "empty lines": ("for n in range(20_000): print()", 20_000),
@@ -310,45 +199,9 @@ def test_output_flood_bytes_counts_the_bytes_that_are_printed_and_no_others(
                 assert (way, refused.error and refused.error.used) == (way, size)
 
 
-def test_what_was_printed_before_a_kill_is_there_however_it_was_printed(run: Run) -> None:
-    source = "import os\nfor n in range(1000): print('line', n)\nprint('no end', end='')\nos.kill(os.getpid(), 9)"
-
-    assert run(source).logs.stdout == "".join(f"line {n}\n" for n in range(1000)) + "no end"
-
-
 def test_an_endless_line_is_held_within_the_limit(run: Run) -> None:
     result = run("print('z' * 5_000_000)\nprint('end')", limits=Limits(output_bytes=2000))
 
     assert result.outcome is Outcome.OK
     assert result.logs.text.endswith("end\n")
     assert len(result.logs.text) < 2200
-
-
-def test_usage_says_what_was_used(run: Run) -> None:
-    script = "import time\nx = bytearray(30 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\ncall_tool('echo', q='y' * 1000)\nt = time.process_time()\nwhile time.process_time() - t < 0.15: pass"
-    usage = run(script).usage
-
-    assert usage.wall_s > 0.1
-    assert 0.1 <= usage.cpu_s < 5
-    assert usage.peak_memory_bytes > 30 * MIB
-    assert usage.peak_processes >= 1
-    assert usage.calls == 1
-    assert usage.sent_bytes > 1000 < usage.received_bytes
-
-
-@pytest.mark.slow
-def test_limits_may_be_larger_than_the_runtimes_own(sync_runtime: SyncRuntime) -> None:
-    script = "x = bytearray(600 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nset_result(len(x))"
-
-    small = sync_runtime.execute_code(script)
-    large = sync_runtime.execute_code(script, limits=Limits(memory_bytes=900 * MIB))
-
-    assert small.outcome is Outcome.MEMORY_LIMIT
-    assert large.value == 600 << 20
-
-
-@pytest.mark.conforms("T3")
-def test_the_next_run_works_after_every_kind_of_exceeded_limit(run: Run) -> None:
-    for script in ("import os\nwhile True: os.fork()", "x = []\nwhile True: x.append(bytes(1 << 20))"):
-        run(script, limits=Limits(memory_bytes=64 * MIB, processes=20, wall_s=3))
-        assert run("set_result(1)").value == 1

@@ -71,16 +71,6 @@ async def test_a_plan_fans_out_and_code_computes_with_results_for_the_same_two_s
     assert planned.samplings == coded.samplings == 2
 
 
-@pytest.mark.conforms("R3", "T4")
-async def test_a_plan_needs_no_sandbox() -> None:
-    registry = searching()
-    registry.enable_plan_execution()
-
-    result = await registry.execute("execute_plan", {"steps": [{"tool": "web_search", "args": {"query": "x"}}]})
-
-    assert result.value[0]["status"] == "ok"
-
-
 @pytest.mark.conforms("R5", "R-b1", "A15")
 def test_descriptions_say_when_to_use_which_and_mention_only_what_is_on_offer() -> None:
     def told(plan: bool, code: bool) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """More than 2,000 schemas of real tools and APIs: each is registered, has stubs that ty accepts, and takes a valid call.
 
-`real_schemas.json.gz` was made by `collect_schemas.py` out of packages of PyPI and npm; see `real_schemas.md`.
+`real_schemas.md` says where `real_schemas.json.gz` comes from.
 """
 
 from __future__ import annotations

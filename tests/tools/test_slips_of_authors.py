@@ -181,13 +181,6 @@ def test_a_wrong_option_is_refused_and_named(options: dict[str, Any]) -> None:
         ToolRegistry().register("act", "Do what its options say", None, lambda args: "done", **options)
 
 
-def test_one_origin_may_be_written_as_text() -> None:
-    registry = ToolRegistry()
-    registry.register("act", "Do something for code alone", None, lambda args: "done", callable_from="code")
-
-    assert registry.state.tools["act"].options.callable_from == {"code"}
-
-
 @pytest.mark.conforms("G-b3")
 def test_a_wrong_hook_is_refused() -> None:
     with pytest.raises(UsageError, match="on_error"):

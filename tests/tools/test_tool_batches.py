@@ -63,23 +63,6 @@ async def test_the_number_of_workers_is_the_cap_or_the_number_of_calls(workers: 
     assert crowd.most == most
 
 
-@pytest.mark.conforms("F3")
-async def test_a_single_call_starts_no_task() -> None:
-    tasks: list[int] = []
-
-    async def look() -> str:
-        """Look at the tasks that are running."""
-        tasks.append(len(anyio.get_running_tasks()))
-        return "seen"
-
-    registry = ToolRegistry([look])
-    before = len(anyio.get_running_tasks())
-
-    await registry.execute_batch([("look", {})])
-
-    assert tasks == [before]
-
-
 @pytest.mark.conforms("F5", "F8")
 async def test_a_result_is_at_its_calls_place_whatever_ended_first() -> None:
     turns = [anyio.Event() for _ in range(5)]

@@ -120,30 +120,6 @@ async def test_a_context_belongs_to_one_call_and_cannot_be_changed() -> None:
         kept[0].run.user_id = "mallory"  # type: ignore[misc]
 
 
-@pytest.mark.conforms("K-b2", "K-b1")
-async def test_two_chats_calling_one_tool_a_hundred_times_each_never_mix() -> None:
-    answers: dict[str, set[str]] = {"ada": set(), "bob": set()}
-
-    async def whose(ctx: ToolContext) -> str:
-        """Tell whose run this is, twice."""
-        before = ctx.user_id
-        await anyio.lowlevel.checkpoint()
-        return f"{before} {current_context().user_id}"
-
-    registry = ToolRegistry([whose])
-
-    async def user(name: str) -> None:
-        for _ in range(100):
-            result = await registry.dispatch("whose", {}, context=RunContext(user_id=name))
-            answers[name].add(result.text)
-
-    async with anyio.create_task_group() as group:
-        for name in answers:
-            group.start_soon(user, name)
-
-    assert answers == {"ada": {"ada ada"}, "bob": {"bob bob"}}
-
-
 @pytest.mark.conforms("K-b3")
 async def test_the_context_carries_everything_and_reaches_plans_code_and_sub_agents() -> None:
     seen: list[dict[str, Any]] = []

@@ -35,17 +35,6 @@ pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-@pytest.mark.conforms("A3")
-def test_a_definition_has_name_description_and_parameters_and_passes_them_on_unchanged() -> None:
-    odd = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}, "x-mine": [1, None]}
-
-    definition = ToolDefinition("odd", "A schema with a mind of its own", odd)
-
-    assert list(definition.parameters) == ["type", "properties", "x-mine"]
-    assert list(definition.parameters["properties"]) == ["z", "a"]
-    assert definition.parameters == odd
-
-
 @pytest.mark.conforms("A4", "A5", "E1")
 async def test_both_shapes_of_tool_objects_live_in_one_registry() -> None:
     class Single:
@@ -147,22 +136,6 @@ async def test_tools_given_with_a_run_replace_the_agents_own_and_enabled_ones_co
 
     assert model.requests[0].tool_names == ["special", "execute_plan", "ask_user"]
     assert model.requests[1].tool_names == ["usual", "execute_plan", "ask_user"]
-
-
-@pytest.mark.conforms("A16")
-def test_limits_written_into_descriptions_survive_to_every_payload() -> None:
-    async def search(limit: int = 10) -> str:
-        """Search for things.
-
-        Args:
-            limit: how many, default 10, max 50
-        """
-        return ""
-
-    registry = ToolRegistry([search])
-
-    for payload in (registry.to_provider_defs(), registry.schemas(), registry.to_mcp()):
-        assert "how many, default 10, max 50" in repr(payload)
 
 
 BAD = [

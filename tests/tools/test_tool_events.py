@@ -489,19 +489,6 @@ async def test_an_update_is_bounded_redacted_and_can_neither_end_nor_fail_anythi
     assert (result.is_error, result.terminate) == (False, False)
 
 
-@pytest.mark.conforms("I3")
-async def test_a_tool_without_progress_works_just_the_same() -> None:
-    async def plain() -> str:
-        """Work without a word."""
-        return "done"
-
-    registry = ToolRegistry([plain])
-    log = recorded(registry.events)
-
-    assert (await registry.execute("plain")).text == "done"
-    assert TOOL_UPDATE not in {event.type for event in log}
-
-
 @pytest.mark.conforms("I-b4")
 async def test_what_code_prints_is_progress_of_its_call_while_it_runs() -> None:
     async def script(call_tool: Any) -> Any:

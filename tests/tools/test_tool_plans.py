@@ -98,21 +98,6 @@ async def test_rows_have_exactly_the_keys_of_their_status_in_the_order_of_the_st
     ]
 
 
-@pytest.mark.conforms("P7", "P8")
-async def test_all_steps_run_together() -> None:
-    meeting = Meeting(5)
-
-    async def meet() -> str:
-        """Meet all the others."""
-        await meeting.join()
-        return "met"
-
-    registry = planning()
-    registry.add(meet)
-
-    assert [row["status"] for row in await plan(registry, *[step("meet")] * 5)] == ["ok"] * 5
-
-
 @pytest.mark.conforms("P9", "M-b1")
 async def test_a_plan_in_a_plan_is_an_error_of_its_step_whatever_it_is_called() -> None:
     registry = planning()
@@ -604,19 +589,6 @@ def test_a_path_leads_through_objects_and_lists() -> None:
     for path in (".a[1]", ".x", ".a.b", "[0]", ".a[0].d[1].e", ".a[", "..a", ".a.\u00b2", ".a[\u0661]"):
         with pytest.raises(PlanError):
             look_up(value, path)
-
-
-@pytest.mark.conforms("R6")
-async def test_code_inside_a_plan_is_bounded_like_everything_else() -> None:
-    async def script(call_tool: Any) -> Any:
-        return await call_tool("fetch", {"url": "x"})
-
-    registry = planning()
-    registry.enable_code_execution(FakeRuntime(script))
-
-    rows = await plan(registry, step("execute_code", code="..."))
-
-    assert rows[0]["result"] == "page at x"
 
 
 @each_row(

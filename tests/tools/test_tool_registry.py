@@ -16,7 +16,7 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.call import Call
-from toolcell.compat import all_definitions, execute_with_context, get_definitions, get_summaries, register_or_replace
+from toolcell.compat import execute_with_context, get_definitions
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolRegistry, ToolResult
 from toolcell.tools.spec import Proceed
@@ -34,14 +34,6 @@ def with_tools(*names: str, **settings: Any) -> ToolRegistry:
     return registry
 
 
-@pytest.mark.conforms("E1", "E2")
-async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
-    registry = with_tools("a", "b")
-
-    assert [definition.name for definition in all_definitions(registry)] == ["a", "b"]
-    assert [(await registry.execute(name, {})).text for name in ("b", "a")] == ["b", "a"]
-
-
 @each_row("nothing", [None, "", "null", {}, "{}"])
 async def test_no_arguments_are_no_arguments_however_they_are_written(nothing: Any) -> None:
     registry = with_tools("a")
@@ -50,28 +42,6 @@ async def test_no_arguments_are_no_arguments_however_they_are_written(nothing: A
     assert (await registry.execute("a", nothing)).text == "a"
     results = await registry.execute_batch([("a", nothing), {"name": "a", "arguments": nothing}, {"name": "a"}])
     assert [result.text for result in results] == ["a", "a", "a"]
-
-
-@pytest.mark.conforms("E3", "V-6")
-async def test_register_or_replace_lets_the_later_tool_win_and_keep_the_place() -> None:
-    registry = with_tools("a", "b", "c")
-
-    register_or_replace(registry, "b", "Another tool called b", EMPTY, lambda args: "newer", blocking=False)
-
-    assert registry.list() == ["a", "b", "c"]
-    assert (await registry.execute("b")).text == "newer"
-
-
-@pytest.mark.conforms("E4", "E5")
-def test_looking_for_what_is_not_there_is_no_exception() -> None:
-    registry = with_tools("a")
-
-    assert registry.get("ghost") == (None, False)
-    assert registry.get("a")[1] is True
-    assert (registry.has("a"), registry.has("ghost"), "a" in registry) == (True, False, True)
-    assert (len(registry), registry.count(), registry.is_empty()) == (1, 1, False)
-    assert get_summaries(registry) == ["- `a` - The tool that is called a"]
-    assert ToolRegistry().is_empty()
 
 
 @pytest.mark.conforms("E6", "E7")
@@ -199,11 +169,6 @@ async def test_calls_are_logged_with_timing_and_without_secrets(caplog: pytest.L
     assert "hunter22" not in caplog.text
     assert "[redacted]" in messages[0]
     assert all(len(message) < 700 for message in messages)
-
-
-@pytest.mark.conforms("E12")
-async def test_a_registry_needs_no_agent_and_no_event_loop_to_be_filled() -> None:
-    assert (await with_tools("a").execute("a")).text == "a"
 
 
 @pytest.mark.conforms("E-b1")
