@@ -113,6 +113,21 @@ def _content(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
+def read_token(path: Path | None, variable: str) -> str:
+    """Return the token in the file of `--token-file`, or in an environment variable; empty without one.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    if path is None:
+        return os.environ.get(variable, "")
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise UsageError(f"--token-file {path} cannot be read: {why}") from exc
+
+
 def load_registry(sources: Sequence[str]) -> ToolRegistry:
     """Collect the tools of files and modules into one registry.
 

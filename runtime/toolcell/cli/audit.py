@@ -21,7 +21,6 @@ from toolcell.audit import (
     MISSING_CALL,
     UNFINISHED,
     UNSIGNED,
-    BadInput,
     Filter,
     Index,
     Match,
@@ -43,7 +42,6 @@ from toolcell.cli import audit_terminal, exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
 from toolcell.cli.audit_proof import check, export, keygen, keys, prune, rotate
 from toolcell.cli.audit_terminal import (
-    AsJson,
     Dir,
     DirAndRun,
     FilterFlags,
@@ -51,15 +49,15 @@ from toolcell.cli.audit_terminal import (
     default_directory,
     opened,
     split_target,
+    write_output,
 )
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.flags import with_flags
+from toolcell.cli.flags import AsJson, group
 from toolcell.cli.render import excerpt
-from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, write_text
+from toolcell.cli.terminal import output, print_json, safe, stderr, stdout, write_text
 from toolcell.config import PoolConfig
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Divergence
-from toolcell.support.atomic import write_named
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
@@ -71,29 +69,6 @@ SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
 FILE is the record (`Runtime(record=FILE)`); the default is $TOOLCELL_AUDIT, or ./runs.db. RUN is a run's id, the
 beginning of one, or `last`.
 """
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    for command in (
-        list_runs,
-        show,
-        stats,
-        grep,
-        diff,
-        tail,
-        events,
-        prune,
-        check,
-        export,
-        replay,
-        keygen,
-        keys,
-        rotate,
-    ):
-        group.command(NAMES.get(command.__name__, command.__name__))(reporting(with_flags(command)))
-    app.add_typer(group, name=name)
 
 
 def list_runs(
@@ -134,10 +109,10 @@ def show(
         run = index.load(summary)
         if html is not None:
             write_html(to_html(run, summary.trust, **about(directory)), html)
-        elif as_json:
-            print_json(run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]})
-        else:
-            audit_terminal.show_run(run, stdout(), summary.trust, audit_terminal.FULL if full else audit_terminal.SHORT)
+            return
+        shown = run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]}
+        amounts = audit_terminal.FULL if full else audit_terminal.SHORT
+        output(shown, as_json, lambda: audit_terminal.show_run(run, stdout(), summary.trust, amounts))
 
 
 def stats(
@@ -153,15 +128,9 @@ def stats(
     """Count runs by outcome, trust and day, and calls by tool with how long they took."""
     wanted = filters.filter()
     with opened(directory, key) as index:
-        if hosts:
-            rows = index.hosts(wanted)
-            print_json(rows) if as_json else audit_terminal.show_hosts(rows, stdout())
-            return
-        counted = index.stats(wanted)
-        if as_json:
-            print_json(counted)
-        else:
-            audit_terminal.show_stats(counted, stdout())
+        counted: Any = index.hosts(wanted) if hosts else index.stats(wanted)
+        show_counted = audit_terminal.show_hosts if hosts else audit_terminal.show_stats
+        output(counted, as_json, lambda: show_counted(counted, stdout()))
 
 
 def about(directory: Path) -> dict[str, Any]:
@@ -170,20 +139,9 @@ def about(directory: Path) -> dict[str, Any]:
 
 
 def write_html(page: str, path: Path) -> None:
-    """Write a page.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    try:
-        write_named(path, [page])
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+    """Write a page."""
+    write_output(path, [page])
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
-
-
-NAMES = {"list_runs": "list", "check": "verify"}
-"""Function to command name, where they differ."""
 
 
 FOLLOW_S = 0.5
@@ -220,18 +178,14 @@ def grep(
         matches = search(index, filters.filter(), pattern, searched)
         shown = list(itertools.islice(matches, limit or None))
         more = sum(1 for _ in matches)  # not kept: only counted
-        if as_json:
-            print_json(
-                {
-                    "matches": [match.to_dict() for match in shown],
-                    "more": more,
-                    "runs": searched.runs,
-                    "unreadable": searched.unreadable,
-                    "not_recorded": searched.not_recorded,
-                }
-            )
-        else:
-            show_matches(shown, full, stdout())
+        found = {
+            "matches": [match.to_dict() for match in shown],
+            "more": more,
+            "runs": searched.runs,
+            "unreadable": searched.unreadable,
+            "not_recorded": searched.not_recorded,
+        }
+        output(found, as_json, lambda: show_matches(shown, full, stdout()))
     if more:
         stderr().print(safe(f"and {more} more matches: -n 0 shows all", "yellow"))
     if searched.not_recorded:
@@ -258,8 +212,8 @@ def compile_pattern(text: str, fixed: bool, ignore_case: bool) -> re.Pattern[str
 
 def show_matches(matches: list[Match], full: bool, console: Console) -> None:
     """Write one line per match, below one line per run."""
-    for _, group in itertools.groupby(matches, key=lambda match: (match.run.chain, match.run.seq)):
-        found = list(group)
+    for _, of_run in itertools.groupby(matches, key=lambda match: (match.run.chain, match.run.seq)):
+        found = list(of_run)
         run = found[0].run
         console.print(
             Text.assemble(
@@ -301,11 +255,9 @@ def diff(
     with opened(directory, key) as index:
         found = [index.find(id) for id in target[-2:]]
         changes = compare_runs(*map(index.load, found))
-        if as_json:
-            runs = [{"id": run.id, "trust": run.trust} for run in found]
-            print_json({"runs": runs, "changes": [change.to_dict() for change in changes]})
-        else:
-            show_changes(found, changes, full, stdout())
+        runs = [{"id": run.id, "trust": run.trust} for run in found]
+        shown = {"runs": runs, "changes": [change.to_dict() for change in changes]}
+        output(shown, as_json, lambda: show_changes(found, changes, full, stdout()))
     raise typer.Exit(exits.FAILED if changes else exits.OK)
 
 
@@ -433,10 +385,7 @@ def events(
             sys.stdout.writelines(f"{line}\n" for line in lines)
             sys.stdout.flush()
             return
-        try:
-            write_named(output, (f"{line}\n" for line in lines))
-        except OSError as exc:
-            raise BadInput(f"cannot write {output}: {exc.strerror}") from exc
+        write_output(output, (f"{line}\n" for line in lines))
 
 
 # replay
@@ -632,3 +581,24 @@ def _quote(title: str, source: str | None, line: int | None, console: Console) -
         console.print(Text(title, "dim"))
     for text in excerpt(source, line):
         console.print(text)
+
+
+register = group(
+    SUMMARY,
+    {
+        "list": list_runs,
+        "show": show,
+        "stats": stats,
+        "grep": grep,
+        "diff": diff,
+        "tail": tail,
+        "events": events,
+        "prune": prune,
+        "verify": check,
+        "export": export,
+        "replay": replay,
+        "keygen": keygen,
+        "keys": keys,
+        "rotate": rotate,
+    },
+)

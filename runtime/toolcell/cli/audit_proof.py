@@ -29,7 +29,6 @@ from toolcell.audit import (
 )
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.audit_terminal import (
-    AsJson,
     Dir,
     DirAndRun,
     KeyFiles,
@@ -38,11 +37,12 @@ from toolcell.cli.audit_terminal import (
     load_keys,
     opened,
     split_target,
+    write_output,
 )
+from toolcell.cli.flags import AsJson
 from toolcell.cli.places import check_output_file
-from toolcell.cli.terminal import print_json, safe, stderr, stdout
+from toolcell.cli.terminal import output, print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.support.atomic import write_named
 from toolcell.support.text import one_line
 from toolcell.support.times import parse_time
 
@@ -80,17 +80,11 @@ def check(
         check_output_file("--write-head", write_head)
     if receipt.is_one(path):
         checked = receipt.check(receipt.read(path), verifiers)
-        if as_json:
-            print_json(checked.to_dict())
-        else:
-            audit_terminal.show_receipt_check(checked, stdout())
+        output(checked.to_dict(), as_json, lambda: audit_terminal.show_receipt_check(checked, stdout()))
         raise typer.Exit(status_of(checked))
     known = [each for path in head for each in load_heads(path)] if head else None
     report = verify(path, verifiers, heads=known, strict=strict)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        audit_terminal.show_report(report, stdout())
+    output(report.to_dict(), as_json, lambda: audit_terminal.show_report(report, stdout()))
     status = status_of(report)
     if write_head is not None:
         try:
@@ -142,10 +136,7 @@ def write_heads(log: str, path: Path) -> None:
     heads = [head.to_dict() for head in saved_heads(log)]
     if not heads:
         raise BadInput(f"this machine has no heads of record {log}, so {path} was not written; its writer saves them")
-    try:
-        write_named(path, [json.dumps(heads, indent=1), "\n"])
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+    write_output(path, [json.dumps(heads, indent=1), "\n"])
 
 
 SignWith = Annotated[
@@ -231,10 +222,7 @@ def keys(directory: Dir = None, *, key: KeyFiles = None, as_json: AsJson = False
     Keys that `rotate` replaced are found beside ours.
     """
     found = key_ranges.key_ranges(directory or default_directory(), known_keys(key))
-    if as_json:
-        print_json([each.to_dict() for each in found])
-    else:
-        show_ranges(found)
+    output([each.to_dict() for each in found], as_json, lambda: show_ranges(found))
     raise typer.Exit(exits.BROKEN if any(each.state == key_ranges.FORGED for each in found) else exits.OK)
 
 
@@ -280,8 +268,7 @@ def rotate(
     """
     path = file or default_key_path()
     old, new = key_ranges.rotate(path, directories or [default_directory()], algorithm or "")
-    if as_json:
-        print_json({"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm})
-    else:
-        kept = key_ranges.retired_key_path(path, old.key_id)
-        stderr().print(safe(f"{path}: {new.algorithm} key {new.key_id}; {kept}: the old one, to verify with"))
+    kept = key_ranges.retired_key_path(path, old.key_id)
+    said = safe(f"{path}: {new.algorithm} key {new.key_id}; {kept}: the old one, to verify with")
+    made = {"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm}
+    output(made, as_json, lambda: stderr().print(said))

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from toolcell.audit import (
@@ -46,9 +45,10 @@ from toolcell.audit import (
     retired_keys,
 )
 from toolcell.cli.render import duration
-from toolcell.cli.terminal import safe, size, write_text
+from toolcell.cli.terminal import safe, size, table, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
+from toolcell.support.atomic import write_named
 from toolcell.support.text import counted, one_line, with_line
 from toolcell.support.times import parse_time
 
@@ -60,7 +60,6 @@ Dir = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The record."
 DirAndRun = Annotated[
     list[str], typer.Argument(metavar="[FILE] RUN", help="The record and the run.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
 KeyFiles = Annotated[
     list[Path] | None,
     typer.Option(
@@ -188,6 +187,18 @@ class FilterFlags:
         )
 
 
+def write_output(path: Path, pieces: Iterable[str]) -> None:
+    """Write a file.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        write_named(path, pieces)
+    except OSError as exc:
+        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
 @contextmanager
 def opened(path: Path | None, key: list[Path] | None = None) -> Iterator[Index]:
     """Open a record to read."""
@@ -211,6 +222,8 @@ MAX_TIME_NS = 253_000_000_000 * 10**9
 """In the year 9987. A record may hold any number for a time."""
 
 COUNTED = ("events", "runs", "checkpoints")
+HOST_COLUMNS = ("host", "requests", "runs", "failed", "secrets", "last")
+TOOL_COLUMNS = ("tool", "calls", "failed", "median", "95 %", "in all")
 
 _GOOD = frozenset({"ok", "pending"})
 _FULL, _LIGHT = "█", "▏"
@@ -272,13 +285,6 @@ def _row(line: RunSummary) -> tuple[str, ...]:
         one_line(line.sha256 or "", 9)[:8],
         line.title,
     )
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, header_style="bold", no_wrap=True)
-    return table
 
 
 # One run
@@ -463,9 +469,9 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
 
 def show_hosts(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Write where requests went, and with which secrets."""
-    table = _table("host", "requests", "runs", "failed", "secrets", "last")
+    shown = table(*HOST_COLUMNS, no_wrap=HOST_COLUMNS)
     for row in rows:
-        table.add_row(
+        shown.add_row(
             safe(one_line(row["host"], 60), "cyan"),
             str(row["requests"]),
             str(row["runs"]),
@@ -473,7 +479,7 @@ def show_hosts(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
             safe(one_line(", ".join(row["secrets"]), 60)),
             show_time(row["last_ns"]),
         )
-    console.print(table)
+    console.print(shown)
 
 
 def show_stats(stats: Mapping[str, Any], console: Console) -> None:
@@ -493,9 +499,9 @@ def show_stats(stats: Mapping[str, Any], console: Console) -> None:
         console.print(Text.assemble(name, f"{count:>7}  ", (_FULL * cells, style_of(outcome))))
     if stats["tools"]:
         console.print()
-        table = _table("tool", "calls", "failed", "median", "95 %", "in all")
+        shown = table(*TOOL_COLUMNS, no_wrap=TOOL_COLUMNS)
         for row in stats["tools"]:
-            table.add_row(
+            shown.add_row(
                 safe(one_line(row["tool"], 40), "cyan"),
                 str(row["calls"]),
                 Text(str(row["failed"]), "red" if row["failed"] else ""),
@@ -503,7 +509,7 @@ def show_stats(stats: Mapping[str, Any], console: Console) -> None:
                 duration(row["p95_ms"] / 1000),
                 duration(row["total_s"]),
             )
-        console.print(table)
+        console.print(shown)
     console.print()
     console.print(Text("runs by day, in UTC", "dim"))
     busiest = max(stats["days"].values())

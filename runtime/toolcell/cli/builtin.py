@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolcell.cli.places import check_output_file, kept_if_taken
+from toolcell.cli.terminal import table
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -204,15 +205,11 @@ async def _close_stores() -> None:
 
 def packages_table() -> Table:
     """Return the packages as a table for a terminal."""
-    from rich.table import Table
-
     from toolcell.builtin.catalogue import all_packages
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("package", "tools", "needs", "install"):
-        table.add_column(heading, header_style="bold", overflow="fold")
+    shown = table("package", "tools", "needs", "install")
     for info in all_packages():
         extra = f"toolcell[{info.extra}]" if info.extra else ""
         missing = f"{extra} (missing: {', '.join(info.missing)})" if info.missing else extra
-        table.add_row(info.name, ", ".join(info.tools), ", ".join(info.needs), missing)
-    return table
+        shown.add_row(info.name, ", ".join(info.tools), ", ".join(info.needs), missing)
+    return shown

@@ -10,7 +10,8 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.cli.arguments import parse_size
-from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
+from toolcell.cli.flags import AsJson, group
+from toolcell.cli.terminal import output, print_json, safe, size, stdout
 from toolcell.sandbox.process import cache_entries
 from toolcell.support.times import parse_time
 
@@ -20,16 +21,6 @@ The place is $XDG_CACHE_HOME/toolcell, by default ~/.cache/toolcell. Removed ent
 """
 
 EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} the cache cannot be used."
-
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    group.command("list", epilog=EPILOG)(reporting(list_entries))
-    group.command("prune", epilog=EPILOG)(reporting(prune))
-    app.add_typer(group, name=name)
 
 
 def list_entries(as_json: AsJson = False) -> None:
@@ -78,11 +69,13 @@ def prune(
     bound = cache_entries.MAX_BYTES if max_bytes is None else max_bytes
     freed = cache_entries.prune(cache, max_bytes=bound, unused_s=unused_s)
     left = sum(entry.size_bytes for entry in cache_entries.entries(cache))
-    if as_json:
-        print_json({"cache": str(cache), "freed_bytes": freed, "size_bytes": left})
-    else:
-        stdout().print(safe(f"freed {size(freed)}; {size(left)} left in {cache}"))
+    said = safe(f"freed {size(freed)}; {size(left)} left in {cache}")
+    done = {"cache": str(cache), "freed_bytes": freed, "size_bytes": left}
+    output(done, as_json, lambda: stdout().print(said))
 
 
 def _time(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / 1e9).astimezone().isoformat(" ", "minutes")[:16]
+
+
+register = group(SUMMARY, {"list": list_entries, "prune": prune}, epilog=EPILOG)

@@ -18,7 +18,8 @@ import toolcell_bridge
 from toolcell._version import FOLDER
 from toolcell.cli import exits, render
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.cli.flags import command
+from toolcell.cli.terminal import output, safe, stdout
 from toolcell.config import Policy, PoolConfig, Profile
 from toolcell.results import ExecutionResult
 from toolcell.support.text import one_line
@@ -56,11 +57,6 @@ MODULES = 8
 """As many as the calls that run at once by default."""
 
 
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name)(reporting(demo))
-
-
 def demo(
     profile: Annotated[
         Profile, typer.Option("--profile", help="How to isolate: full, container, or the strongest that runs here.")
@@ -71,11 +67,8 @@ def demo(
     results = run_watched(partial(_run_all, Policy(profile=profile)))
     scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
     held = scripted.ok and not any(result.ok for result in attacks.values())
-    if as_json:
-        shown = {"script": scripted.to_dict(), "attacks": {name: each.to_dict() for name, each in attacks.items()}}
-        print_json({"ok": held, **shown})
-    else:
-        _show(scripted, attacks, stdout())
+    shown = {"script": scripted.to_dict(), "attacks": {name: each.to_dict() for name, each in attacks.items()}}
+    output({"ok": held, **shown}, as_json, lambda: _show(scripted, attacks, stdout()))
     raise typer.Exit(exits.OK if held else exits.FAILED)
 
 
@@ -156,3 +149,6 @@ def _show_attack(name: str, source: str, result: ExecutionResult, console: Conso
 def _heading(console: Console, text: str) -> None:
     console.print()
     console.print(Text(text, "bold cyan"))
+
+
+register = command(demo)

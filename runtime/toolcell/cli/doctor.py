@@ -15,7 +15,8 @@ from rich.text import Text
 import toolcell_bridge
 from toolcell._version import FOLDER
 from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, doctor_ray, exits
-from toolcell.cli.terminal import print_json, reporting, safe, size, stdout
+from toolcell.cli.flags import command
+from toolcell.cli.terminal import output, safe, size, stdout
 from toolcell.config import PROFILES, Layer, Limits, Profile
 from toolcell.errors import UsageError
 
@@ -42,11 +43,6 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name, epilog=EPILOG)(reporting(doctor))
-
-
 def doctor(
     require: Annotated[
         str | None, typer.Option(metavar="LAYER,...", help="Layers that must be live, instead of the default set.")
@@ -64,14 +60,11 @@ def doctor(
     """Show which isolation layers work here, why others do not, and how to get them."""
     if fix:
         told = doctor_apparmor.write()
-        if as_json:
-            print_json({"ok": True, "done": told})
-        else:
-            stdout().print(safe(told))
+        output({"ok": True, "done": told}, as_json, lambda: stdout().print(safe(told)))
         return
     if ray is not None:
         cluster = doctor_ray.examine(ray, required_layers(require))
-        doctor_ray.show(cluster, as_json)
+        output(cluster, as_json, lambda: doctor_ray.show(cluster))
         raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
     from toolcell.sandbox.process import probe_all
     from toolcell_bridge.entry.immortal_heap import why_mortal
@@ -90,13 +83,10 @@ def doctor(
     missing = [layer["name"] for layer in layers if layer["required"] and layer["live"] is False]
     profiles = doctor_profiles.examine({**PROFILES, profile: required})
     problem = next(each["problem"] for each in profiles if each["name"] == profile)
-    if as_json:
-        document = {"ok": not problem, "missing": missing, "problem": problem}
-        print_json(document | {"profiles": profiles, "layers": layers, "machine": machine, "docker": docker})
-    else:
-        _show(
-            layers, machine, docker, profiles, f"{problem}; no script runs in the profile {profile}" if problem else ""
-        )
+    document = {"ok": not problem, "missing": missing, "problem": problem}
+    document |= {"profiles": profiles, "layers": layers, "machine": machine, "docker": docker}
+    said = f"{problem}; no script runs in the profile {profile}" if problem else ""
+    output(document, as_json, lambda: _show(layers, machine, docker, profiles, said))
     raise typer.Exit(exits.UNAVAILABLE if problem else exits.OK)
 
 
@@ -192,3 +182,6 @@ def _state(layer: dict[str, Any]) -> tuple[str, str]:
     if layer["live"] is None:
         return "unknown", "yellow"
     return ("MISSING", "bold red") if layer["required"] else ("absent", "yellow")
+
+
+register = command(doctor, epilog=EPILOG)

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from toolcell.cli.terminal import print_json, safe, stdout
+from toolcell.cli.terminal import safe, stdout
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable
 
@@ -37,11 +37,8 @@ async def _examine(address: str, require: frozenset[str]) -> dict[str, Any]:
     return {"ok": not problem, "problem": problem, "nodes": nodes}
 
 
-def show(found: dict[str, Any], as_json: bool) -> None:
+def show(found: dict[str, Any]) -> None:
     """Print what was found."""
-    if as_json:
-        print_json(found)
-        return
     for node in found["nodes"]:
         said = "starts sandboxes" if node["live"] else f"is not used: {node['problem']}"
         stdout().print(safe(f"{node['name']:32} {said}"), soft_wrap=True)

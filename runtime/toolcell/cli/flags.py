@@ -1,4 +1,5 @@
-"""Groups of flags that a command takes as one argument: the limits, or a dataclass whose fields are options.
+"""How commands are added, and groups of flags that a command takes as one argument: the limits, or a dataclass whose
+fields are options.
 
 typer reads a function's signature. So a command's parameter for a group is replaced there by the group's flags.
 """
@@ -7,12 +8,73 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from toolcell.cli.arguments import LIMITS_FILE, limit_flags, make_limits
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from toolcell.cli.arguments import LIMITS_FILE, described_limits, limit_flags, make_limits
+from toolcell.cli.terminal import reporting
 from toolcell.config import Limits
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+
+Register = Callable[[typer.Typer, str], None]
+"""Adds what a module has to the command line, under a name."""
+
+
+class NamingCommand(TyperCommand):
+    """A command whose usage errors show the wrong value, as in `--wall-s abc`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help. What the limits mean is looked up only here."""
+        about = described_limits()
+        for each in self.params:
+            if each.name in about:
+                each.help = about[each.name]  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line. typer leaves the value out of pydantic's error, so it is added here."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as exc:
+            from pydantic import ValidationError  # takes a tenth of a second
+
+            value = repr(exc.__cause__.errors()[0]["input"]) if isinstance(exc.__cause__, ValidationError) else ""
+            if value not in exc.message:
+                exc.message = f"{value}: {exc.message}"
+            raise
+
+
+def command(function: Callable[..., None], **options: Any) -> Register:
+    """Return what adds one command. `options` are typer's."""
+
+    def register(app: typer.Typer, name: str) -> None:
+        app.command(name, cls=NamingCommand, **options)(reporting(with_flags(function)))
+
+    return register
+
+
+def group(
+    summary: str,
+    commands: Mapping[str, Callable[..., None]],
+    *,
+    hidden: Collection[str] = (),
+    cls: type[TyperGroup] = TyperGroup,
+    **options: Any,
+) -> Register:
+    """Return what adds a command with commands of its own. `options` of each of them are typer's."""
+
+    def register(app: typer.Typer, name: str) -> None:
+        made = typer.Typer(no_args_is_help=True, help=summary, cls=cls)
+        for each, function in commands.items():
+            command(function, hidden=each in hidden, **options)(made, each)
+        app.add_typer(made, name=name)
+
+    return register
 
 
 @dataclass(frozen=True, slots=True)

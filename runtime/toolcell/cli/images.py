@@ -13,7 +13,8 @@ from rich.text import Text
 from toolcell.cli import exits
 from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched, showing_installation
-from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.cli.flags import AsJson, group
+from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.errors import UsageError
 from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, packages, reference, service_image
 
@@ -25,18 +26,7 @@ The engine is the one at $DOCKER_HOST, which may be Podman's socket, or else the
 
 EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} there is no engine, or an image is missing or unusable."
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
-
 STALE = "its guest differs from the guest of this installation; build it again"
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    group.command("build", epilog=EPILOG)(reporting(build_image))
-    group.command("list", epilog=EPILOG)(reporting(list_images))
-    group.command("check", epilog=EPILOG)(reporting(check_images))
-    app.add_typer(group, name=name)
 
 
 def build_image(
@@ -90,7 +80,8 @@ def build_image(
                 check.require_sound(client, each)
             return built
 
-    _show(_watched("building", work), as_json)
+    built = _watched("building", work)
+    output({"images": [as_dict(each) for each in built]}, as_json, lambda: _show_images(built))
 
 
 def list_images(as_json: AsJson = False) -> None:
@@ -133,10 +124,8 @@ def check_images(
             return results
 
     results = _watched("checking", work)
-    if as_json:
-        print_json({"images": [{**as_dict(each), "problems": problems} for each, problems in results]})
-    else:
-        _show_checked(results)
+    shown = [{**as_dict(each), "problems": problems} for each, problems in results]
+    output({"images": shown}, as_json, lambda: _show_checked(results))
     raise typer.Exit(exits.UNAVAILABLE if any(problems for _, problems in results) else exits.OK)
 
 
@@ -165,13 +154,6 @@ def as_dict(image: ImageRef) -> dict[str, Any]:
     }
 
 
-def _show(found: list[ImageRef], as_json: bool) -> None:
-    if as_json:
-        print_json({"images": [as_dict(each) for each in found]})
-    else:
-        _show_images(found)
-
-
 def _show_images(found: list[ImageRef]) -> None:
     console, width = stdout(), max(len(each.tag) for each in found)
     for each in found:
@@ -194,3 +176,6 @@ def _show_checked(results: list[tuple[ImageRef, list[str]]]) -> None:
         console.print(Text.assemble((f"{word:<6}", style), safe(image.tag, "bold"), f"  {decimal(image.size_bytes)}"))
         for problem in problems:
             console.print(safe(f"      {problem}", "yellow"))
+
+
+register = group(SUMMARY, {"build": build_image, "list": list_images, "check": check_images}, epilog=EPILOG)

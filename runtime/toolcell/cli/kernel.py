@@ -12,9 +12,9 @@ import typer
 from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import run_watched, showing_installation, showing_warnings
-from toolcell.cli.flags import with_flags
-from toolcell.cli.run import NamingCommand, RuntimeFlags
-from toolcell.cli.terminal import reporting, safe, stdout
+from toolcell.cli.flags import group
+from toolcell.cli.run import RuntimeFlags
+from toolcell.cli.terminal import safe, stdout
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 
@@ -64,14 +64,6 @@ class FolderFlags:
                 raise UsageError(f"--mount {each}: the workspace needs a name for it, and {name!r} is taken or empty")
             names.add(name)
         return NotebookFolder(Path.cwd(), tuple(self.mounts or ()), is_saved=self.save)
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    group.command("install", cls=NamingCommand, epilog=EPILOG)(reporting(with_flags(install)))
-    group.command("start", cls=NamingCommand, hidden=True)(reporting(with_flags(start)))
-    app.add_typer(group, name=name)
 
 
 def install(
@@ -160,3 +152,6 @@ def _arguments(context: typer.Context) -> list[str]:
                 text = str(each)
                 words.append(os.path.abspath(text) if name in PATHS and os.path.exists(text) else text)
     return words
+
+
+register = group(SUMMARY, {"install": install, "start": start}, hidden=("start",), epilog=EPILOG)

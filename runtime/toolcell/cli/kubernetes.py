@@ -9,7 +9,8 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.cli.arguments import as_flag, parse_size
-from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.cli.flags import AsJson, group
+from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.config import CONTAINER_LAYERS, Limits
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.support.checks import brief
@@ -19,18 +20,9 @@ SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backe
 The cluster needs agent-sandbox (kubernetes-sigs/agent-sandbox) with its extensions.
 """
 
-EPILOG = f"Exit status: {exits.OK} a sandbox started, {exits.UNAVAILABLE} none did."
+EPILOG = f"Exit status of `check`: {exits.OK} a sandbox started, {exits.UNAVAILABLE} none did."
 
 Pool = Annotated[str, typer.Option("--pool", metavar="NAME", help="Name of the SandboxWarmPool and its template.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    group.command("manifest")(reporting(manifest))
-    group.command("check", epilog=EPILOG)(reporting(check))
-    app.add_typer(group, name=name)
 
 
 def manifest(
@@ -78,10 +70,8 @@ def manifest(
         port=PORT if connect == "port" else 0,
     )
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
-    if as_json:
-        print_json({"apiVersion": "v1", "kind": "List", "items": objects})
-    else:
-        typer.echo(to_yaml(objects), nl=False)
+    shown = {"apiVersion": "v1", "kind": "List", "items": objects}
+    output(shown, as_json, lambda: typer.echo(to_yaml(objects), nl=False))
 
 
 def _limits(memory: int | None, disk: int | None) -> Limits:
@@ -136,3 +126,6 @@ async def _check(
         return {"ok": False, "problem": str(exc), "layers": {}}
     problem = "" if result.ok else str(result.error.message if result.error is not None else result.outcome)
     return {"ok": result.ok, "problem": problem, "layers": dict(result.isolation.layers)}
+
+
+register = group(SUMMARY, {"manifest": manifest, "check": check}, epilog=EPILOG)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,12 +16,12 @@ import anyio
 import typer
 
 from toolcell.cli import exits
+from toolcell.cli.arguments import read_token
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import showing_warnings
-from toolcell.cli.flags import with_flags
+from toolcell.cli.flags import command
 from toolcell.cli.mcp_servers import McpFlags
-from toolcell.cli.run import NamingCommand, RuntimeFlags
-from toolcell.cli.terminal import reporting
+from toolcell.cli.run import RuntimeFlags
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
 
@@ -62,39 +61,20 @@ class HttpFlags:
         if self.token_file is not None or self.allow_host or self.allow_origin:
             raise UsageError("--token-file, --allow-host and --allow-origin are about HTTP; add --http HOST:PORT")
 
-    def token(self) -> str | None:
-        """Return the bearer token, if there is one.
-
-        Raises:
-            UsageError: the file cannot be read.
-        """
-        if self.token_file is None:
-            return os.environ.get(TOKEN_VARIABLE) or None
-        try:
-            return self.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            said = exc.strerror if isinstance(exc, OSError) else exc
-            raise UsageError(f"--token-file {self.token_file}: {said}") from exc
-
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""
         from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
         from toolcell.support.asgi import allow_connections, listening
 
         host, port = parse_address(self.http or "")
-        token = self.token()
-        verifier = StaticToken(token) if token is not None else None
+        token = read_token(self.token_file, TOKEN_VARIABLE)
+        verifier = StaticToken(token) if token or self.token_file is not None else None
         hosts, origins = tuple(self.allow_host or ()), tuple(self.allow_origin or ())
         allow_connections()
         with closing(listening(host, port)) as listener:
             async with _opened(make_options(), servers, **kinds) as server:
                 app = http_app(server, host, verifier=verifier, hosts=hosts, origins=origins)
                 await serve_http(server, app, listener, lambda url: typer.echo(f"serving {url}", err=True))
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name, cls=NamingCommand)(reporting(with_flags(mcp)))
 
 
 def mcp(
@@ -194,3 +174,6 @@ async def _cancel_at_signal(scope: anyio.CancelScope) -> None:
         async for _ in signals:
             scope.cancel()
             return
+
+
+register = command(mcp)

@@ -20,10 +20,10 @@ import typer
 
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, showing_installation, showing_warnings
-from toolcell.cli.flags import with_flags
+from toolcell.cli.flags import command
 from toolcell.cli.places import output_folder, save_files
-from toolcell.cli.run import NamingCommand, RuntimeFlags, tool_error_listener
-from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
+from toolcell.cli.run import RuntimeFlags, tool_error_listener
+from toolcell.cli.terminal import safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import Array, ExecutionResult, Outcome, Table
@@ -132,11 +132,6 @@ LEAVING = frozenset({"exit", "exit()", "quit", "quit()"})
 
 ReadScript = Callable[[], Awaitable[str]]
 """Returns the next script. Raises EOFError at Ctrl-D and KeyboardInterrupt at Ctrl-C."""
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name, cls=NamingCommand)(reporting(with_flags(repl)))
 
 
 def repl(
@@ -294,3 +289,6 @@ def describe(tool: ToolDefinition) -> str:
         described = f": {each['description']}" if each.get("description") else ""
         lines.append(f"  {name} ({', '.join(about)}){described}")
     return "\n".join(lines)
+
+
+register = command(repl)

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
-from typer.core import TyperCommand
 
 from toolcell.cli import exits
 from toolcell.cli.arguments import (
     as_flag,
-    described_limits,
     load_registry,
     parse_inputs,
     read_files,
@@ -26,10 +23,10 @@ from toolcell.cli.arguments import (
 )
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched, showing_installation
-from toolcell.cli.flags import with_flags
+from toolcell.cli.flags import command
 from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.places import output_folder, save_files
-from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
+from toolcell.cli.terminal import print_json, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
@@ -44,33 +41,6 @@ MAX_TOOL_ERROR_CHARS = 500
 NO_SERVERS = McpFlags()
 
 EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, meaning in exits.MEANINGS.items())
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name, cls=NamingCommand, epilog=EPILOG)(reporting(with_flags(run)))
-
-
-class NamingCommand(TyperCommand):
-    """A command whose usage errors show the wrong value, as in `--wall-s abc`."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help. What the limits mean is looked up only here."""
-        about = described_limits()
-        for each in self.params:
-            if each.name in about:
-                each.help = about[each.name]  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line. typer leaves the value out of pydantic's error, so it is added here."""
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as exc:
-            value = repr(exc.__cause__.errors()[0]["input"]) if isinstance(exc.__cause__, ValidationError) else ""
-            if value not in exc.message:
-                exc.message = f"{value}: {exc.message}"
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,3 +375,6 @@ def make_policy(require: str | None, **settings: Any) -> Policy:
         return Policy(**settings)
     except UsageError as exc:
         raise UsageError(as_flag(exc)) from exc
+
+
+register = command(run, epilog=EPILOG)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 import anyio
 import typer
-from rich.table import Table
 
 from toolcell.builtin.schedule import as_value, local_time
 from toolcell.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
@@ -21,9 +20,9 @@ from toolcell.builtin.stores.records import RunStatus, ScheduledAction, Schedule
 from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, StorePlace, open_store, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.flags import with_flags
-from toolcell.cli.run import NamingCommand, RuntimeFlags
-from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.flags import AsJson, group
+from toolcell.cli.run import RuntimeFlags
+from toolcell.cli.terminal import print_json, safe, stderr, stdout, table
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.support.text import one_line
@@ -34,17 +33,8 @@ A model or a script schedules them with the built-in package schedule. `toolcell
 due, in any number of processes: each runs at most once per due time.
 """
 MAX_DETAIL_CHARS = 100
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 T = TypeVar("T")
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    for command_name, command in (("list", list_actions), ("history", history), ("run", run)):
-        group.command(command_name, cls=NamingCommand)(reporting(with_flags(command)))
-    app.add_typer(group, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +70,11 @@ def list_actions(store: StorePlace = None, as_json: AsJson = False) -> None:
     if not actions:
         stderr().print("no scheduled actions")
         return
-    table = _table("next", "state", "schedule", "description")
+    shown = table("next", "state", "schedule", "description")
     for action in sorted(actions, key=lambda each: (not each.enabled, each.next_run)):
         state = safe("active", "green") if action.enabled else safe("paused", "dim")
-        table.add_row(safe(local_time(action)), state, safe(action.schedule), safe(one_line(action.description)))
-    stdout().print(table)
+        shown.add_row(safe(local_time(action)), state, safe(action.schedule), safe(one_line(action.description)))
+    stdout().print(shown)
 
 
 def history(
@@ -99,11 +89,11 @@ def history(
     if as_json:
         print_json([asdict(each) for each in runs])
         return
-    table = _table("due (UTC)", "status", "run", "detail")
+    shown = table("due (UTC)", "status", "run", "detail")
     for each in runs:
         told = safe(one_line(short_detail(each.detail), MAX_DETAIL_CHARS))
-        table.add_row(_utc(each.due_at), _status(each), safe(each.id), told)
-    stdout().print(table)
+        shown.add_row(_utc(each.due_at), _status(each), safe(each.id), told)
+    stdout().print(shown)
 
 
 def run(
@@ -171,13 +161,6 @@ def _ask(place: str | None, question: Callable[[ScheduleStore], Awaitable[T]]) -
     return anyio.run(ask)
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, header_style="bold", overflow="fold")
-    return table
-
-
 _STYLES = {"done": "green", "failed": "red", "in_doubt": "yellow", "missed": "yellow"}
 
 
@@ -187,3 +170,6 @@ def _status(made: ScheduledRun) -> Any:
 
 def _utc(moment: int) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+register = group(SUMMARY, {"list": list_actions, "history": history, "run": run})

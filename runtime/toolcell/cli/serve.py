@@ -19,10 +19,9 @@ import typer
 
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import showing_warnings
-from toolcell.cli.flags import with_flags
+from toolcell.cli.flags import command
 from toolcell.cli.mcp_servers import McpFlags
-from toolcell.cli.run import NamingCommand, record_config, record_path, split
-from toolcell.cli.terminal import reporting
+from toolcell.cli.run import record_config, record_path, split
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
@@ -125,11 +124,6 @@ class TenantFlags:
             "limits": limits if limits.model_fields_set else None,
         }
         return {name: each for name, each in given.items() if each}
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name, cls=NamingCommand)(reporting(with_flags(serve)))
 
 
 def serve(
@@ -243,3 +237,6 @@ async def _serve(settings: Any, registry: Any, say: Callable[[str], None]) -> No
     with closing(listening(settings.host, settings.port)) as listener:
         async with opened_dependencies():
             await serve_app(create_app(service), listener, say)
+
+
+register = command(serve)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -20,6 +20,7 @@ from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -45,6 +46,11 @@ def print_json(data: object) -> None:
     sys.stdout.flush()
 
 
+def output(data: object, as_json: bool, show: Callable[[], object]) -> None:
+    """Write `data` as JSON, or have it shown to a person."""
+    print_json(data) if as_json else show()
+
+
 def write_text(console: Console, text: str) -> None:
     """Write untrusted text, with terminal controls escaped, and end its last line."""
     from rich.text import Text
@@ -65,6 +71,16 @@ def safe(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(for_terminal(text), style)
+
+
+def table(*headings: str, no_wrap: Collection[str] = ()) -> Table:
+    """Return an empty table. `no_wrap`: columns that are never broken."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        made.add_column(heading, header_style="bold", overflow="fold", no_wrap=heading in no_wrap)
+    return made
 
 
 def reporting(command: Command) -> Command:

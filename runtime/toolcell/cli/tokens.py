@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 
-from toolcell.cli.flags import with_flags
-from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.flags import AsJson, group
+from toolcell.cli.terminal import output, print_json, safe, stderr, stdout, table
 from toolcell.errors import UsageError
 from toolcell.service.config import ServiceConfig
 from toolcell.service.principal import Scope
@@ -26,18 +25,9 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 File = Annotated[
     Path, typer.Option("--tokens", "-f", metavar="FILE", envvar="TOOLCELL_TOKENS", help="The store: an SQLite file.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The token's id, as in `tokens list`: the part between the two `_`.")
 ]
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    for command_name, command in (("create", create), ("list", show_list), ("revoke", revoke), ("rotate", rotate)):
-        group.command(command_name)(reporting(with_flags(command)))
-    app.add_typer(group, name=name)
 
 
 def create(
@@ -79,23 +69,20 @@ def show_list(
     if not records:
         stderr().print("no tokens")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("id", "tenant", "name", "scopes", "state", "expires (UTC)", "last used (UTC)"):
-        table.add_column(heading, header_style="bold", overflow="fold", no_wrap=heading in ("id", "state"))
+    headings = ("id", "tenant", "name", "scopes", "state", "expires (UTC)", "last used (UTC)")
+    shown = table(*headings, no_wrap=("id", "state"))
     for each in records:
         texts = (each.id, each.tenant, each.name, " ".join(sorted(each.scopes)), each.state(now))
-        table.add_row(*map(safe, (*texts, _moment(each.expires_at) or "never", _moment(each.last_used_at) or "never")))
-    stdout().print(table)
+        shown.add_row(*map(safe, (*texts, _moment(each.expires_at) or "never", _moment(each.last_used_at) or "never")))
+    stdout().print(shown)
 
 
 def revoke(token_id: Id, *, tokens: File, as_json: AsJson = False) -> None:
     """Revoke a token now. Running services refuse it from its next request on."""
     with _opened(tokens, must_exist=True) as store:
         record = store.revoke(token_id)
-    if as_json:
-        print_json(_to_dict(record, time.time()))
-    else:
-        stderr().print(safe(f"token {record.id} of {record.tenant} is revoked"))
+    said = safe(f"token {record.id} of {record.tenant} is revoked")
+    output(_to_dict(record, time.time()), as_json, lambda: stderr().print(said))
 
 
 def rotate(
@@ -163,3 +150,6 @@ def _to_dict(record: TokenRecord, now: float) -> dict[str, object]:
 
 def _moment(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+register = group(SUMMARY, {"create": create, "list": show_list, "revoke": revoke, "rotate": rotate})

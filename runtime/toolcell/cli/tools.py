@@ -19,7 +19,8 @@ from toolcell.cli import exits
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
+from toolcell.cli.flags import group
+from toolcell.cli.terminal import output, print_json, safe, stdout, table, write_text
 from toolcell.control import ScriptReport, check_scripts
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
@@ -54,10 +55,8 @@ def check(
     registry = registry.merged()  # saved scripts may call each other
     registry.load_scripts(folder)
     reports = run_watched(lambda watch: _reports(chosen, registry, watch))
-    if as_json:
-        print_json([each.to_plain() for each in reports])
-    else:
-        write_text(stdout(), "\n".join(_lines(reports)) or "no saved scripts")
+    said = "\n".join(_lines(reports)) or "no saved scripts"
+    output([each.to_plain() for each in reports], as_json, lambda: write_text(stdout(), said))
     failing = {"breaks", "may break"} if is_strict else {"breaks"}
     if any(each.status in failing for each in reports):
         raise typer.Exit(exits.FAILED)
@@ -121,15 +120,6 @@ class ToolCommands(TyperGroup):
         return near if given.isidentifier() and not is_there and find_spec(given) is None else ""
 
 
-def register(app: typer.Typer, name: str) -> None:
-    """Add the commands."""
-
-    group = typer.Typer(no_args_is_help=True, cls=ToolCommands, help=SUMMARY)
-    group.command(LIST)(reporting(tools))
-    group.command("check")(reporting(check))
-    app.add_typer(group, name=name)
-
-
 def tools(
     sources: Annotated[list[str], typer.Argument(metavar="FILE|MODULE...", help="Files or modules holding tools.")],
     format: Annotated[Format, typer.Option("--format", "-f", help="A table, a provider's JSON, or Python stubs.")] = (
@@ -148,7 +138,8 @@ def tools(
     if detail:
         check_one_of("--detail", detail, DETAILS)
     if sources == [BUILTIN]:
-        show_builtin(as_json)
+        packages = [dataclasses.asdict(info) for info in all_packages()]
+        output(packages, as_json, lambda: stdout().print(packages_table()))
         return
     if sources[0] == SEARCH:
         registry, found = searched(sources[1:], limit)
@@ -187,14 +178,6 @@ def show_definitions(definitions: list[ToolDefinition], format: Format, as_json:
         print_json([as_dict(definition, format) for definition in definitions])
 
 
-def show_builtin(as_json: bool) -> None:
-    """List the built-in packages: their tools, and what each needs."""
-    if as_json:
-        print_json([dataclasses.asdict(info) for info in all_packages()])
-    else:
-        stdout().print(packages_table())
-
-
 def as_dict(definition: Any, format: Format) -> dict[str, Any]:
     """Return a definition in a provider's format, or in our own."""
     match format:
@@ -208,14 +191,12 @@ def as_dict(definition: Any, format: Format) -> dict[str, Any]:
 
 
 def _table(definitions: list[ToolDefinition]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("tool", "arguments", "description"):
-        table.add_column(heading, header_style="bold", overflow="fold")
+    shown = table("tool", "arguments", "description")
     for definition in definitions:
-        table.add_row(
+        shown.add_row(
             safe(definition.name, "cyan"), safe(arguments(definition)), safe(one_line(definition.description, 120))
         )
-    return table
+    return shown
 
 
 def arguments(definition: Any) -> str:
@@ -256,3 +237,6 @@ def stub(definition: Any) -> str:
 
 def _python_type(schema: Any) -> str:
     return " | ".join(_PYTHON_TYPES.get(name, "Any") for name in _type(schema).split("|"))
+
+
+register = group(SUMMARY, {LIST: tools, "check": check}, cls=ToolCommands)

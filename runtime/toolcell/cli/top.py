@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from toolcell.cli.flags import with_flags
-from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.cli.arguments import read_token
+from toolcell.cli.flags import command
+from toolcell.cli.terminal import output, safe, stdout
 from toolcell.errors import UsageError
 
 TOKEN: Final = "TOOLCELL_TOKEN"
@@ -57,11 +57,6 @@ class Reading:
         return sorted({tenant for tenant, _ in self.sums})
 
 
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name)(reporting(with_flags(top)))
-
-
 def top(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the service.")] = "http://127.0.0.1:8700",
     *,
@@ -73,12 +68,12 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Write it once, as JSON.")] = False,
 ) -> None:
     """Show what a service does, until Ctrl-C. A token with the scope read shows its tenant, with operator all."""
-    source = Source(url, token_of(token_file))
+    source = Source(url, read_token(token_file, TOKEN))
     earlier = source.read()
     if once or as_json or not stdout().is_terminal:
         time.sleep(interval_s)
         rows = state(earlier, source.read())
-        print_json({"url": source.url, "tenants": rows}) if as_json else stdout().print(picture(source.url, rows))
+        output({"url": source.url, "tenants": rows}, as_json, lambda: stdout().print(picture(source.url, rows)))
         return
     with Live(picture(source.url, state(earlier, earlier)), console=stdout(), screen=True, auto_refresh=False) as live:
         while True:
@@ -90,21 +85,6 @@ def top(
                 continue
             live.update(picture(source.url, state(earlier, now)), refresh=True)
             earlier = now
-
-
-def token_of(path: Path | None) -> str:
-    """Return the token of a file or of the environment; empty without one.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    if path is None:
-        return os.environ.get(TOKEN, "")
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        raise UsageError(f"--token-file {path} cannot be read: {why}") from exc
 
 
 class Source:
@@ -213,3 +193,6 @@ def picture(url: str, rows: list[dict[str, Any]]) -> RenderableType:
 def _outcomes_text(outcomes: Mapping[str, int]) -> str:
     ordered = sorted(outcomes.items(), key=lambda each: -each[1])
     return ", ".join(f"{name} {number}" for name, number in ordered)
+
+
+register = command(top)

@@ -11,7 +11,7 @@ import typer
 
 from toolcell.audit import read_log_id
 from toolcell.cli.audit_terminal import Dir, KeyFiles, default_directory, known_keys
-from toolcell.cli.terminal import reporting
+from toolcell.cli.flags import command
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from toolcell.audit import Verifier
-
-
-def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name)(reporting(ui))
 
 
 def ui(
@@ -53,3 +48,6 @@ async def _serve(path: Path, keys: list[Verifier], backend: str, listener: socke
     from toolcell.service.viewer.app import serve_log
 
     await serve_log(path, keys, listener, backend=backend, on_address=typer.echo)
+
+
+register = command(ui)
