@@ -62,8 +62,3 @@ BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (
 def status_of(error: ToolcellError) -> int:
     """Return the exit status for an error that kept a command from doing its work."""
     return next(status for kind, status in BY_ERROR if isinstance(error, kind))
-
-
-def table() -> str:
-    """The meanings as lines of text."""
-    return "\n".join(f"{status:>3}  {meaning}" for status, meaning in MEANINGS.items())
