@@ -24,7 +24,7 @@ from toolcell.calls.options import ToolOptions
 from toolcell.cli import COMMANDS, build
 from toolcell.cli.terminal import size
 from toolcell.errors import MissingPackage
-from toolcell.tools.registry_state import RegistrySettings
+from toolcell.tools.spec import RegistrySettings
 from toolcell_bridge.guest.lint import IMPORTABLE
 from toolcell_bridge.wire.messages import TAGS
 

@@ -13,7 +13,7 @@ from toolcell.agents.providers.provider import user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import UsageError
 from toolcell.tools import ToolRegistry
-from toolcell.tools.detail import SHOWN_CHARS
+from toolcell.tools.stubs import SHOWN_CHARS
 from tools.catalogues import catalogue
 from tools.toolkit import FakeRuntime
 

@@ -18,7 +18,7 @@ from toolcell.agents.providers.anthropic import to_anthropic
 from toolcell.agents.providers.openai import to_openai
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.arguments import ToolCall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 

@@ -22,7 +22,7 @@ from toolcell.agents.providers.provider import assistant
 from toolcell.agents.providers.retries import as_provider_error, send_with_retries
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import compacted, repaired
-from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.arguments import ToolCall
 from toolcell.errors import UsageError
 from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolResult
 from tools.toolkit import PATIENCE_S, Meeting, recorded

@@ -9,8 +9,7 @@ from toolcell import Runtime, ToolRegistry
 from toolcell.builtin import SqliteStore
 from toolcell.builtin.schedule import Schedule
 from toolcell.calls.call import RunScope
-from toolcell.calls.options import Origin
-from toolcell.calls.policy import CallPolicy
+from toolcell.calls.options import CallPolicy, Origin
 from toolcell.tools import RunContext, ToolResult
 
 pytestmark = pytest.mark.anyio

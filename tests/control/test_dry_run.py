@@ -23,9 +23,10 @@ from toolcell import (
     UsageError,
 )
 from toolcell.agents.providers.provider import ModelResponse
+from toolcell.calls.arguments import ToolCall
+from toolcell.calls.call import Block, Rewrite
 from toolcell.calls.context import current_context
-from toolcell.calls.hooks import Block, Rewrite, approval_hook
-from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.hooks import approval_hook
 from toolcell.control import Approve, Draft
 from toolcell.control.draft import COMMITTED
 from toolcell.flows import Flow

@@ -141,7 +141,7 @@ def test_undoing_stops_at_the_first_failure_and_a_second_call_goes_on(opened: Sy
 
 
 def test_arguments_are_those_that_the_tool_received(opened: SyncRuntime, files: Files) -> None:
-    from toolcell.calls.hooks import Rewrite
+    from toolcell.calls.call import Rewrite
 
     registry = files.registry.merged()
     registry.add_hook(before=lambda call: Rewrite({**call.args, "name": f"safe-{call.args['name']}"}))

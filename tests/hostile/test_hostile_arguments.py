@@ -19,7 +19,7 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
-from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.arguments import ToolCall
 from toolcell.errors import UsageError
 from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry, ToolResult, decode_tool_call
 

@@ -25,11 +25,10 @@ from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.call import RunScope
 from toolcell.calls.compiled_schema import compile_schema, counted
+from toolcell.calls.finalize import may_be_data, with_data
 from toolcell.calls.options import ToolOptions
-from toolcell.calls.parts import Text
-from toolcell.calls.result import ToolResult
+from toolcell.calls.result import Text, ToolResult
 from toolcell.calls.schema_walk import ValueCheck
-from toolcell.calls.text_data import may_be_data, with_data
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection

@@ -60,7 +60,7 @@ import base64
 import anyio
 from toolcell import ToolRegistry
 from toolcell.tools import ToolContext
-from toolcell.calls.parts import File
+from toolcell.calls.result import File
 from toolcell.calls.result import ToolResult
 
 registry = ToolRegistry()

@@ -14,8 +14,7 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
-from toolcell.calls.parts import File
-from toolcell.calls.result import ToolResult
+from toolcell.calls.result import File, ToolResult
 from toolcell.control import Deny
 from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only

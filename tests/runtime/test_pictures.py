@@ -16,8 +16,7 @@ from mcp.client.client import Client
 from toolcell import Agent, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import tool_message
-from toolcell.calls.parts import File, Image, Text
-from toolcell.calls.result import ToolResult
+from toolcell.calls.result import File, Image, Text, ToolResult
 from toolcell.mcp.server import McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]

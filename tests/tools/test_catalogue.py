@@ -11,8 +11,8 @@ from rows import each_row
 from toolcell.builtin import HashEmbeddings
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.detail import MAX_TEXT_CHARS, SHOWN_CHARS
 from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex, words_of
+from toolcell.tools.stubs import MAX_TEXT_CHARS, SHOWN_CHARS
 from tools.catalogues import catalogue, name_of
 from tools.toolkit import FakeRuntime
 

@@ -12,7 +12,7 @@ from rows import each_row
 from toolcell import SyncRuntime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
-from toolcell.calls.names import MAX_NAME_CHARS, TakenNames
+from toolcell.calls.definition import MAX_NAME_CHARS, TakenNames
 from toolcell.errors import RegistrationError
 from toolcell.tools import Origin, ToolRegistry
 from toolcell_bridge.guest.tools import GUEST_NAMES

@@ -17,7 +17,7 @@ from toolcell import PoolConfig, Runtime
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
-from toolcell.calls.model_calls import ToolCall
+from toolcell.calls.arguments import ToolCall
 from toolcell.calls.run_state import RunState
 from toolcell.errors import ToolError
 from toolcell.testing import FakeBackend, ScriptedCall

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from rows import each_row
-from toolcell.calls.hooks import Block, Hook, Override, Rewrite, Substitute
+from toolcell.calls.call import Block, Hook, Override, Rewrite, Substitute
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.tools import Feature, Origin, RunContext, ToolContext, ToolRegistry, ToolResult
 

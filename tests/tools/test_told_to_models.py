@@ -11,8 +11,7 @@ from toolcell import Limits, Outcome, SyncRuntime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.agents.transcript import tool_message
-from toolcell.calls.parts import MAX_IMAGE_BYTES, MAX_IMAGES
-from toolcell.calls.result import MAX_MODEL_CHARS
+from toolcell.calls.result import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
 from toolcell.tools import CodeRuntime, File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
 from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result

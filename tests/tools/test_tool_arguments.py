@@ -15,9 +15,8 @@ from rows import each_row
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
-from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
+from toolcell.calls.arguments import ArgumentChecker, InvalidArguments, ParseMode, parse_json
 from toolcell.calls.schema_walk import SchemaParts, Walk
-from toolcell.calls.text_data import ParseMode, parse_json
 from toolcell.calls.values import copy_arguments
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from rows import each_row
-from toolcell.calls.pydantic_schema import described_schema
+from toolcell.calls.pydantic_types import described_schema
 from toolcell.calls.type_schema import type_schema
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError

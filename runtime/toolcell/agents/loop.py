@@ -57,12 +57,12 @@ from toolcell.agents.transcript import (
     tool_message,
 )
 from toolcell.calls import events
+from toolcell.calls.arguments import unique_ids
 from toolcell.calls.call import OnUser
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import share_labels
-from toolcell.calls.jobs import open_jobs
-from toolcell.calls.model_calls import unique_ids
 from toolcell.calls.result import NO_USAGE
+from toolcell.calls.run_state import open_jobs
 from toolcell.control import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds

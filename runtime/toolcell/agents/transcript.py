@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from toolcell.agents.providers.provider import Message
-from toolcell.calls.parts import MAX_IMAGE_BYTES, MAX_IMAGES
-from toolcell.calls.result import MAX_MODEL_CHARS
+from toolcell.calls.result import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
 from toolcell.support.checks import brief

@@ -16,7 +16,7 @@ from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.calls.call import Feature, Features
-from toolcell.calls.parts import Text
+from toolcell.calls.result import Text
 from toolcell.calls.values import is_large
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage

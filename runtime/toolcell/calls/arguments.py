@@ -6,20 +6,20 @@ The JSON Schema work is jsonschema-rs (Rust, compiled once per tool).
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Self
 
 from toolcell.calls.compiled_schema import compile_schema, large_from
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Coercion, Extras
 from toolcell.calls.result import ErrorCode
-from toolcell.calls.schema import closed_properties, dicts_in, mentions_bytes
+from toolcell.calls.schema import closed_properties, dicts_in, mentions_bytes, table_names, without_tables
 from toolcell.calls.schema_walk import CheckedArguments, SchemaParts, Walk
-from toolcell.calls.table_arguments import table_names, without_tables
-from toolcell.calls.text_data import ParseMode, parse_json
 from toolcell.calls.values import (
     CHARS_PER_ELEMENT,
     LARGE_ELEMENTS,
@@ -40,6 +40,70 @@ from toolcell.calls.values import (
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import text_of
 from toolcell.support.spelling import closest
+from toolcell_bridge.wire.frozen import frozen, replaced
+
+# JSON as models write it: in fences, with small mistakes, and broken off
+
+
+class ParseMode(enum.StrEnum):
+    """How a text was read as JSON."""
+
+    STRICT = "strict"
+    """It is JSON."""
+    REPAIRED = "repaired"
+    """Complete, but with small mistakes: code fences, raw line breaks in strings, trailing commas."""
+    PARTIAL = "partial"
+    """It breaks off; what was there has been kept."""
+    INVALID = "invalid"
+    """It cannot be read."""
+
+
+SAFE_MODES = frozenset({ParseMode.STRICT, ParseMode.REPAIRED})
+"""Arguments read in any other way may lack what the model was about to say; such calls are not run."""
+
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n(?P<body>.*)```", re.DOTALL)
+_MISTAKES = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*+"?)|,(?=\s*+[}\]])', re.DOTALL)
+"""Strings, finished or not, and commas before a closing bracket. Possessive, so that work is linear."""
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def parse_json(text: str) -> tuple[Any, ParseMode]:
+    """Read JSON that a model's stream may have left unfinished or slightly wrong.
+
+    Shape: (value, mode); the value of invalid text is None. pydantic reads what breaks off; it takes no fences, no raw
+    line breaks and no trailing commas, so these are mended before.
+    """
+    try:
+        return json.loads(text), ParseMode.STRICT
+    except (ValueError, RecursionError):
+        pass
+    text = text.removeprefix("\ufeff")
+    if fenced := _FENCE.fullmatch(text.strip()):
+        text = fenced["body"]
+    text = _MISTAKES.sub(_mended, text)
+    try:
+        return json.loads(text), ParseMode.REPAIRED
+    except (ValueError, RecursionError):
+        pass
+    from pydantic_core import from_json
+
+    try:
+        from_json(text)
+    except TypeError:  # a lone surrogate
+        return None, ParseMode.INVALID
+    except ValueError as exc:
+        if "EOF while parsing" not in str(exc):  # something is wrong before the end
+            return None, ParseMode.INVALID
+    try:
+        return from_json(text, allow_partial="trailing-strings"), ParseMode.PARTIAL
+    except ValueError:
+        return None, ParseMode.INVALID
+
+
+def _mended(mistake: re.Match[str]) -> str:
+    string = mistake["string"]
+    return "" if string is None else _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], string)
+
 
 MAX_SHOWN_CHARS = 4_000
 """Most characters of the received arguments in an error message."""
@@ -72,16 +136,12 @@ class InvalidArguments(ArgumentError):
         if len(problems) > MAX_PROBLEMS:
             lines.append("  - and more problems")
         listing = "\n".join(lines)
-        shown = _received_text(received)
+        shown = bounded_json(received, MAX_SHOWN_CHARS, "\n... (truncated)", indent=2)
+        shown = shown.encode("utf-8", "replace").decode("utf-8")
         super().__init__(f'validation failed for tool "{tool}":\n{listing}\n\nReceived arguments:\n{shown}')
         self.problems = problems[: MAX_PROBLEMS + 1]
         self.details = {"fields": {path_text(problem.path): problem.message for problem in self.problems}}
         self.steps = steps
-
-
-def _received_text(received: Any) -> str:
-    text = bounded_json(received, MAX_SHOWN_CHARS, "\n... (truncated)", indent=2)
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def parse_arguments(text: str) -> Any:
@@ -165,8 +225,10 @@ class ArgumentChecker:
         self._makes_bytes = makes_bytes and mentions_bytes(schema)
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
-        self.is_valid = self._compiled(schema) if validate and not is_foreign else _anything
-        self._large_from = 0 if is_foreign else large_from(schema)
+        self.is_valid = self._compiled(schema) if validate and not is_foreign else lambda args: True
+        self._large_from = most = 0 if is_foreign else large_from(schema)
+        self._plain_chars = MAX_PLAIN_CHARS if most == LARGE_ELEMENTS else most * CHARS_PER_ELEMENT
+        """Characters of a text that `check_plain` may copy."""
 
     def _compiled(self, schema: dict[str, Any]) -> Callable[[Any], bool]:
         try:
@@ -215,7 +277,10 @@ class ArgumentChecker:
     @functools.cached_property
     def _looks_below(self) -> bool:
         """Members may have members of their own that the schema does not name."""
-        return self._extras != "allow" and _closes_below(self._schema)
+        below = (part for each in self._schema.values() for part in dicts_in(each))
+        return self._extras != "allow" and any(
+            closed_properties(part) is not None and isinstance(part["properties"], dict) for part in below
+        )
 
     @functools.cached_property
     def _plain(self) -> frozenset[str]:
@@ -224,11 +289,6 @@ class ArgumentChecker:
             return frozenset()
         properties = frozenset(self._schema.get("properties", ()))
         return properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
-
-    @functools.cached_property
-    def _plain_chars(self) -> int:
-        """Characters of a text that `check_plain` may copy."""
-        return MAX_PLAIN_CHARS if self._large_from == LARGE_ELEMENTS else self._large_from * CHARS_PER_ELEMENT
 
     def renamed(self, tool: str) -> ArgumentChecker:
         """The same checks, reporting under another name."""
@@ -327,12 +387,6 @@ class ArgumentChecker:
         return []
 
 
-def _closes_below(schema: Mapping[str, Any]) -> bool:
-    """True when a schema below the first level names its properties and is silent about others."""
-    below = [part for each in schema.values() for part in dicts_in(each)]
-    return any(closed_properties(part) is not None and isinstance(part["properties"], dict) for part in below)
-
-
 def _needs_walk(schema: Mapping[str, Any]) -> bool:
     """True when defaults below the first level must be filled in, which only a walk can do."""
     parts = [part for part in schema.get("properties", {}).values() if isinstance(part, dict)]
@@ -341,5 +395,117 @@ def _needs_walk(schema: Mapping[str, Any]) -> bool:
     return any("default" in part for part in dicts_in([*below, others]))
 
 
-def _anything(value: Any) -> bool:
-    return True
+# The calls that a model asked for: providers write them in several forms
+
+
+UNREADABLE = "unreadable_arguments"
+"""In a transcript: the key under which arguments that could not be read are quoted."""
+
+MAX_QUOTED_CHARS = 2_000
+
+_KEYS = {"name", "tool", "id", "call_id", "type", "index"}
+"""Keys of a call without arguments. What stands under another one, such as `parameters`, would be lost."""
+
+
+@frozen
+class ToolCall:
+    """One call a model asked for."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+    """As received: a mapping, or JSON text."""
+    mode: ParseMode = ParseMode.STRICT
+    """How well the text of the arguments could be read."""
+
+    @classmethod
+    def read(cls, call: Any) -> Self:
+        """Read a call from a ToolCall, a (name, arguments) pair, or a dict as OpenAI, Anthropic or toolcell writes it.
+
+        An object of an SDK is read as the dict that it dumps.
+
+        Raises:
+            UsageError: it has another form.
+        """
+        if isinstance(call, cls):
+            return call
+        if isinstance(call, tuple) and len(call) == 2:
+            return cls("", call[0], call[1])
+        if callable(dump := getattr(call, "model_dump", None)):
+            call = dump()
+        if isinstance(call, Mapping):
+            function = call.get("function")
+            source = function if isinstance(function, Mapping) else call
+            name = source.get("name", source.get("tool"))
+            found: list[Any] = [source[key] for key in ("arguments", "args", "input") if key in source]
+            if isinstance(name, str) and (found or source.keys() <= _KEYS):
+                # The Responses API has both: `id` is that of the item, `call_id` what its answer refers to.
+                ident = next((each for key in ("call_id", "id") if (each := call.get(key)) not in (None, "")), "")
+                return cls(str(ident), name, found[0] if found else {})
+        raise UsageError(f'{call!r:.200} is not a tool call; write ("name", {{...}})')
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as JSON text; text stays exactly as it was received."""
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+
+    def parsed(self) -> Self:
+        """Return the same call with its arguments as a mapping if they can be read as one; `mode` says how well."""
+        if not isinstance(self.arguments, str):
+            return self
+        value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
+        if mode is ParseMode.INVALID or not isinstance(value, dict):
+            return replaced(self, mode=mode)
+        return replaced(self, arguments=value, mode=mode)
+
+    def parsed_if_safe(self) -> Self:
+        """Return the same call with its arguments read, unless something may be missing: then they stay text,
+        which no tool accepts."""
+        parsed = self.parsed()
+        return parsed if parsed.mode in SAFE_MODES else replaced(self, mode=parsed.mode)
+
+    @property
+    def sent_arguments(self) -> dict[str, Any]:
+        """The arguments as they stand in a transcript: what the tool was called with. Those of a call that was refused
+        because they cannot be read are quoted, so that every provider takes them back."""
+        read = self.parsed_if_safe().arguments
+        return dict(read) if isinstance(read, Mapping) else {UNREADABLE: str(read)[:MAX_QUOTED_CHARS]}
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the call for a transcript. Arguments that came as the text of a JSON object stay that text.
+
+        Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
+        """
+        parsed, text = self.parsed(), self.arguments_json
+        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and text.strip()
+        sent = text if is_object else json.dumps(self.sent_arguments, ensure_ascii=False)
+        function = {"name": self.name, "arguments": sent}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
+    """Return the same calls, each with an id of its own: repeated ids get a suffix, missing ones are made up."""
+    seen: set[str] = set()
+    unique: list[ToolCall] = []
+    for index, call in enumerate(calls):
+        wanted = call.id or f"call_{index}"
+        chosen, number = wanted, 2
+        while chosen in seen:
+            chosen, number = f"{wanted}_{number}", number + 1
+        seen.add(chosen)
+        unique.append(call if chosen == call.id else ToolCall(chosen, call.name, call.arguments, call.mode))
+    return unique
+
+
+def decode_tool_call(tool: ToolDefinition, call: Any) -> dict[str, Any]:
+    """Return the validated arguments of `call`, a call of `tool`.
+
+    Raises:
+        UsageError: the call is of another tool, or its arguments do not fit.
+    """
+    read = ToolCall.read(call).parsed_if_safe()
+    if read.name != tool.name:
+        raise UsageError(f"this is a call of {read.name!r}, not of {tool.name!r}")
+    if read.mode not in SAFE_MODES:
+        raise UsageError(f"the arguments of {tool.name!r} are {read.mode} JSON: something may be missing")
+    return ArgumentChecker(tool).check(read.arguments).args

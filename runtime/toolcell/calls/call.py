@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, get_args
 
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.events import EventBus
-from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
-from toolcell.calls.parts import Part
-from toolcell.calls.policy import CallPolicy
-from toolcell.calls.result import ToolResult
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, CallPolicy, Origin, ToolOptions
+from toolcell.calls.result import ErrorCode, Part, Status, Text, ToolFailure, ToolResult
 from toolcell.calls.run_state import NO_SECRETS, OUTERMOST, Lineage, RunLink, RunState, Secrets, new_id
 from toolcell.calls.values import Change
 from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
-from toolcell.support.checks import check_fields, check_kind
+from toolcell.support.checks import brief, check_fields, check_kind, check_one_of, check_seconds
 from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
 from toolcell.support.log import logger_of
@@ -172,28 +170,153 @@ for _moment in _MOMENTS:
 NO_FEATURES: Final = Features()
 
 
-class CallHook(Protocol):
-    """What a run knows of a hook; `hooks.Hook` is the one there is."""
+# What a hook may answer, and what a person decides about a call
 
-    @property
-    def before(self) -> Callable[[Call], Any] | None:
-        """Sees a call before it runs, and may refuse or change it."""
 
-    @property
-    def after(self) -> Callable[[Call, ToolResult], Any] | None:
-        """Sees a result, and may replace it."""
+@frozen
+class Block:
+    """Do not run the call; the model reads `reason`."""
 
-    @property
-    def timeout_s(self) -> float | None:
-        """Seconds either may take."""
+    reason: str = ""
+    code: str = ErrorCode.BLOCKED
 
-    @property
-    def on_error(self) -> str:
-        """What a failing hook does: `block`, `abort` or `keep`."""
+    def __post_init__(self) -> None:
+        check_kind("Block(reason)", self.reason, str)
+        check_kind("Block(code)", self.code, str)
 
-    @property
-    def name(self) -> str:
-        """For messages."""
+
+@frozen
+class Rewrite:
+    """Run the call with other arguments, which are validated again."""
+
+    args: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        check_kind("Rewrite(args)", self.args, Mapping)
+
+
+@frozen
+class Substitute:
+    """Do not run the call; this is its result: a cached or made-up one."""
+
+    result: ToolResult
+
+    def __post_init__(self) -> None:
+        check_kind("Substitute(result)", self.result, ToolResult, cure="wrap it: ToolResult.ok(text) or .of(data)")
+
+
+@frozen
+class Override:
+    """What an after hook changes about a result; None leaves a field as it is."""
+
+    content: str | None = None
+    """Replaces everything the tool answered with: text, data, files and an error's facts, for whoever reads it."""
+    details: Any = None
+    is_error: bool | None = None
+    terminate: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("Override(content)", self.content, str, type(None))
+        check_kind("Override(is_error)", self.is_error, bool, type(None))
+        check_kind("Override(terminate)", self.terminate, bool, type(None))
+
+    def apply(self, result: ToolResult) -> ToolResult:
+        """The result with the set fields replaced."""
+        changed = result
+        if self.content is not None:
+            for_user = self.content if result.for_user is not None else None
+            changed = replace(
+                changed, parts=(Text(self.content),), value=None, has_value=False, files=(), for_user=for_user, exc=None
+            )
+            if changed.error is not None:
+                failure = replace(changed.error, message=self.content, details={})
+                changed = replace(changed, parts=(), error=failure)
+        if self.details is not None:
+            changed = replace(changed, details=self.details)
+        if self.terminate is not None:
+            changed = replace(changed, terminate=self.terminate)
+        return changed if self.is_error in (None, changed.is_error) else _flipped(changed)
+
+
+def _flipped(result: ToolResult) -> ToolResult:
+    if result.is_error:
+        return replace(result, status=Status.OK, error=None, parts=result.parts or (Text(result.text),))
+    failure = ToolFailure(ErrorCode.TOOL_ERROR, result.output)
+    return replace(result, status=Status.ERROR, error=failure, parts=(), value=None, has_value=False)
+
+
+@frozen
+class _Decided:
+    reason: str = ""
+    """Why, for the record."""
+    by: str = ""
+    """Who decided, for the record. Empty: whoever the context of a `resume` is for, or the hook."""
+
+    def __post_init__(self) -> None:
+        check_decision(self)
+
+
+@frozen
+class Approve(_Decided):
+    """Let the call run."""
+
+
+@frozen
+class Deny(_Decided):
+    """Refuse the call; the model reads the reason."""
+
+
+@frozen
+class Edit:
+    """Let the call run with other arguments."""
+
+    args: Mapping[str, Any]
+    reason: str = ""
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        check_kind("Edit(args)", self.args, Mapping)
+        check_decision(self)
+
+
+def check_decision(decision: Any) -> None:
+    """Check the texts of a decision.
+
+    Raises:
+        UsageError: one is not a text.
+    """
+    for name in ("reason", "by"):
+        check_kind(f"{type(decision).__name__}({name})", getattr(decision, name), str)
+
+
+Decision = Approve | Deny | Edit
+Approver = Callable[["Call"], Decision | Awaitable[Decision]]
+OnHookError = Literal["block", "abort", "keep"]
+HookAnswer = Block | Rewrite | Substitute | Decision | None
+BeforeHook = Callable[["Call"], HookAnswer | Awaitable[HookAnswer]]
+AfterHook = Callable[["Call", ToolResult], Override | ToolResult | Awaitable[Override | ToolResult | None] | None]
+
+
+@frozen
+class Hook:
+    """A pair of functions around calls. Outer hooks were added first: they see a call first and its result last."""
+
+    before: BeforeHook | None = None
+    after: AfterHook | None = None
+    timeout_s: float | None = None
+    on_error: OnHookError = "block"
+    """What a hook does that raises, is too slow or answers with something else. `block`: a before hook blocks its call,
+    and an after hook withholds the result, which is an error then. `abort`: the whole run ends. `keep`: an after hook
+    leaves the result as it was; a before hook still blocks."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for moment, function in (("before", self.before), ("after", self.after)):
+            if function is not None and not callable(function):
+                raise UsageError(f"Hook({moment}) must be a function, not {brief(function)}")
+        check_seconds("Hook(timeout_s)", self.timeout_s, optional=True)
+        check_one_of("Hook(on_error)", self.on_error, get_args(OnHookError))
+        check_kind("Hook(name)", self.name, str)
 
 
 class CallableTools(Protocol):
@@ -201,32 +324,25 @@ class CallableTools(Protocol):
 
     def snapshot(self) -> CallableTools:
         """Return these tools as they are now, unchanging: what a run works with."""
-        ...
 
     def names(self, origin: Origin = ...) -> list[str]:
         """Return the names a caller from `origin` may use."""
-        ...
 
     def names_text(self, origin: Origin = ...) -> str:
         """Return the same names as one text, with a space between two: a run takes no longer with many tools."""
-        ...
 
     def definitions(self, origin: Origin = ...) -> list[ToolDefinition]:
         """Return the definitions that a caller from `origin` sees."""
-        ...
 
     def returns(self, name: str) -> Mapping[str, Any] | None:
         """Return the schema of what a tool returns; None where it says nothing."""
-        ...
 
     def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
-        ...
 
     @property
     def makes_requests(self) -> bool:
         """True when the libraries of a script may send HTTP requests."""
-        ...
 
     async def dispatch(
         self,
@@ -238,30 +354,25 @@ class CallableTools(Protocol):
         context: RunContext | None = ...,
     ) -> ToolResult:
         """Make one call."""
-        ...
 
 
 class CallingRegistry(CallableTools, Protocol):
     """What a tool that runs other tools needs of the registry it was called in."""
 
     @property
-    def hooks(self) -> tuple[CallHook, ...]:
+    def hooks(self) -> tuple[Hook, ...]:
         """Its hooks, for calls further down."""
-        ...
 
     @property
     def policies(self) -> tuple[CallPolicy, ...]:
         """Its rules, for calls further down."""
-        ...
 
     @property
     def code_runtime(self) -> Any:
         """Where its `execute_code` runs; None when it has none."""
-        ...
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
         """Run the steps of a plan."""
-        ...
 
 
 class ScriptRuntime(Protocol):
@@ -281,7 +392,7 @@ class RunScope:
     """Id of the session whose script makes the calls."""
     item: str = ""
     """The input of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
-    hooks: tuple[CallHook, ...] = ()
+    hooks: tuple[Hook, ...] = ()
     """Hooks of the agents above; they see calls before the registry's own."""
     policies: tuple[CallPolicy, ...] = ()
     """Policies of the agents above: a child may never call more than its parent."""

@@ -8,12 +8,12 @@ by a thread after a minute.
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import math
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -49,8 +49,7 @@ MAX_STOPS: Final = 3
 NO_MEMORY: Final = 70
 """Exit status of a process that found no memory."""
 
-_LENGTH: Final = struct.Struct(">Q")
-_READ_BYTES: Final = 1 << 20
+READ_BYTES: Final = 1 << 20
 _START: Final = (
     "import sys; sys.path[:] = sys.argv[3:]; from toolcell.calls.checker_program import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -115,14 +114,13 @@ class _Process:
         Raises:
             _Ended: it answered nothing, and nobody but us or chance ended it.
         """
-        packed = msgpack.packb([request.kind, CPU_S, request.spec, request.body])
-        self.answers, self.cpu_s = [], 0.0
+        self.answers, self.cpu_s, found = [], 0.0, unpacker()
         try:
-            await self._send(_LENGTH.pack(len(packed)) + packed)
+            await self._send(msgpack.packb([request.kind, CPU_S, request.spec, request.body]))
             while len(self.answers) < request.answers:
-                (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
-                self.cpu_s, answer = unpack(await self._receive(length))
-                self.answers.append(answer)
+                found.feed(await self._receive())
+                for self.cpu_s, answer in found:
+                    self.answers.append(answer)
         except (OSError, EOFError):
             self._socket.close()
             while not self.has_ended:  # noqa: ASYNC110 - it is about to say by its status why
@@ -161,18 +159,15 @@ class _Process:
             except BlockingIOError:
                 await anyio.wait_writable(self._socket)
 
-    async def _receive(self, size: int) -> bytearray:
-        data = bytearray()
-        while len(data) < size:
+    async def _receive(self) -> bytes:
+        while True:
             try:
-                piece = self._socket.recv(min(size - len(data), _READ_BYTES))
+                if piece := self._socket.recv(READ_BYTES):
+                    return piece
             except BlockingIOError:
                 await anyio.wait_readable(self._socket)
-                continue
-            if not piece:
+            else:
                 raise EOFError
-            data += piece
-        return data
 
 
 _idle: list[_Process] = []
@@ -366,8 +361,14 @@ async def ask_in_turn(request: Request, work: HostWork | None = None) -> list[An
         line.leave(work)
 
 
-def unpack(data: bytes | bytearray) -> Any:
-    """Return what one end has packed for the other."""
+def unpacker(stream: io.RawIOBase | None = None) -> Any:
+    """Return what iterates over what one end sends to the other. `stream`: of the socket; None: it is fed."""
+    known: dict[str, Any] = {"unicode_errors": "surrogatepass", "strict_map_key": False}
+    return msgpack.Unpacker(stream, read_size=READ_BYTES, max_buffer_size=MEMORY_BYTES, **known)
+
+
+def unpack(data: bytes) -> Any:
+    """Return plain data that one end has packed for the other."""
     return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
 
 

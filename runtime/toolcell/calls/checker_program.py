@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from typing import Any, Final
 import msgpack
 
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.checker_process import NO_MEMORY, unpack
+from toolcell.calls.checker_process import NO_MEMORY, unpack, unpacker
 from toolcell.calls.compiled_schema import compile_schema
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.schema_walk import ValueCheck
@@ -34,8 +33,6 @@ MAX_KEPT_CHARS: Final = 4 << 20
 MAX_RESIDENT_BYTES: Final = 256 << 20
 """A process that keeps more makes room for a new one."""
 
-_LENGTH: Final = struct.Struct(">Q")
-
 
 def main(host: int, memory_bytes: int) -> None:
     """Serve the host until it is gone."""
@@ -46,8 +43,8 @@ def main(host: int, memory_bytes: int) -> None:
         _serve(connection)
     except MemoryError:
         os._exit(NO_MEMORY)
-    except OSError:
-        os._exit(0)  # the host is gone, or has no use for it
+    except (OSError, StopIteration):
+        pass  # the host is gone, or has no use for it
     os._exit(0)
 
 
@@ -70,14 +67,14 @@ def _confine(host: int, memory_bytes: int) -> None:
 
 def _serve(connection: socket.socket) -> None:
     kept: Lru[str, Any] = Lru(MAX_KEPT, MAX_KEPT_CHARS)
+    stream = connection.makefile("rb", buffering=0)
     while True:
-        (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-        kind, cpu_s, spec, body = unpack(_receive(connection, length))
+        kind, cpu_s, spec, body = next(unpacker(stream))  # each has a buffer of its own, which does not stay
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         for answer in ANSWERS[kind](kept, spec, body):
             packed = msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass")
-            connection.sendall(_LENGTH.pack(len(packed)) + packed)
+            connection.sendall(packed)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if _resident_bytes() > MAX_RESIDENT_BYTES:
             return
@@ -90,15 +87,6 @@ def _resident_bytes() -> int:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except OSError:
         return 0
-
-
-def _receive(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        if not (piece := connection.recv(min(size - len(data), 1 << 20))):
-            raise OSError("the host is gone")
-        data += piece
-    return data
 
 
 def _compiled(kept: Lru[str, Any], spec: str, make: Callable[[Any], Any]) -> Any:

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
-from toolcell.calls.options import ToolOptions
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import AbandonedThread
 from toolcell.support import daemon_threads, waiting_threads
@@ -293,25 +292,14 @@ def _limits() -> _LoopLimits:
         return limits
 
 
-def has_own_limits(options: ToolOptions) -> bool:
-    """Return true for the few tools whose calls wait for more than a worker."""
-    return options.exclusive_group is not None or options.max_concurrency is not None
-
-
 def exclusive_group(name: str) -> Workers:
     """Return the one place of a group."""
-    groups = _limits().groups
-    if (group := groups.get(name)) is None:
-        groups[name] = group = Workers(1)
-    return group
+    return _limits().groups.setdefault(name, Workers(1))
 
 
 def own_workers(identity: ToolIdentity, count: int) -> Workers:
     """Return the places of a tool with a limit of its own."""
-    known = _limits().tools
-    if (workers := known.get(identity)) is None:
-        known[identity] = workers = Workers(count)
-    return workers
+    return _limits().tools.setdefault(identity, Workers(count))
 
 
 # Threads

@@ -25,12 +25,11 @@ import anyio.lowlevel
 from toolcell.calls.call import Call, RunContext
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE
-from toolcell.calls.finalize import finalize, finalize_soon, show_user
+from toolcell.calls.finalize import finalize, finalize_soon, may_be_data, show_user, with_data
 from toolcell.calls.hooks import after_hooks, show_after_hooks
 from toolcell.calls.jobs import Job, Work, contained, run_alone
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, ToolResult
-from toolcell.calls.text_data import as_data, has_to_be_checked, with_data
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support import event_loop
 from toolcell.support.checks import check_kind
@@ -96,19 +95,16 @@ class ProgressReporter:
         if self._closed or threading.get_ident() == self._thread:
             return self._write(text)
         with suppress(RuntimeError):  # the event loop is gone, and with it whoever was watching
-            anyio.from_thread.run(self._write_and_wait, text, token=self._token)
-        return _Room(None)
+            anyio.from_thread.run(lambda: maybe_await(self._write(text)), token=self._token)
+        return _Later()
 
     def _write(self, text: str) -> Awaitable[None]:
         if self._closed:
             self.ignored += 1
-            return _Room(None)
+            return _Later()
         for start in range(0, len(text), MAX_PIECE_CHARS):
             self._emit(TOOL_OUTPUT, {"text": text[start : start + MAX_PIECE_CHARS]})
-        return _Room(self._wait_for_room)
-
-    async def _write_and_wait(self, text: str) -> None:
-        await self._write(text)
+        return _Later(self._wait_for_room)
 
     def _accept(self, update: Update) -> None:
         if self._closed:
@@ -132,21 +128,17 @@ class ProgressReporter:
             self._emit(TOOL_UPDATE, self._waiting.to_dict())
             self._waiting = None
         self._closed = True
-        self._emit, self._wait_for_room = _nobody, anyio.lowlevel.checkpoint
+        self._emit, self._wait_for_room = lambda kind, update: None, anyio.lowlevel.checkpoint
         # it leads to the call, and from there to here: only the garbage collector would find that
 
 
-def _nobody(kind: str, update: dict[str, Any]) -> None:
-    """Tell nobody."""
+class _Later:
+    """Awaits what there is to wait for, if anything; nothing is lost when nobody does."""
 
-
-class _Room:
-    """Awaits that the listeners have room for more; nothing is lost when nobody does."""
-
-    def __init__(self, wait: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(self, wait: Callable[[], Awaitable[Any]] | None = None) -> None:
         self._wait = wait
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         if self._wait is not None:
             yield from self._wait().__await__()
 
@@ -338,7 +330,7 @@ class ToolContext:
         call = self.call
         jobs = call.run.state.jobs
         if self.completion is None and (jobs is not None or call.run.on_complete is not None):
-            self.completion = Completion(call, jobs.open_watched(call) if jobs is not None else None)
+            self.completion = Completion(call, jobs.start(call, None) if jobs is not None else None)
         return self.completion
 
     def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
@@ -387,22 +379,7 @@ async def concluded(call: Call, result: ToolResult) -> ToolResult:
 def _needs_time(call: Call, result: ToolResult) -> bool:
     """Return whether something is done about a final result that has to be awaited."""
     shows = call.run.scope.on_user is not None and result.user_text is not None
-    return shows or has_to_be_checked(call.options, result)
-
-
-class _Done:
-    """Awaits the end of a job; nothing is lost when nobody does."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __await__(self) -> Generator[Any, Any, ToolResult]:
-        return self._job.wait().__await__()
-
-
-class _NothingToAwait:
-    def __await__(self) -> Generator[Any, None, None]:
-        yield from ()
+    return shows or may_be_data(call.options, result) or bool(after_hooks(call))
 
 
 def _begun(delivery: Coroutine[Any, Any, None]) -> Awaitable[Any]:
@@ -440,33 +417,30 @@ class Completion:
         if not isinstance(result, ToolResult):
             result = ToolResult.fail("async tool completed without a result", code=ErrorCode.NO_RESULT)
         if threading.get_ident() != self._thread:
-            anyio.from_thread.run(self._complete_and_wait, result, token=self._token)
-            return _NothingToAwait()
+            anyio.from_thread.run(lambda: maybe_await(self._complete(result)), token=self._token)
+            return _Later()
         return self._complete(result)
-
-    async def _complete_and_wait(self, result: ToolResult) -> None:
-        await self._complete(result)
 
     def _complete(self, result: ToolResult) -> Awaitable[Any]:
         state = self._call.run.state
         if self._used or state.cancel_reason is not None:
             logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
-            return _NothingToAwait()
+            return _Later()
         self._used = True
         jobs = state.jobs if self._job is not None else None
-        if self._job is not None and jobs is not None and (after_hooks(self._call) or _needs_time(self._call, result)):
+        if self._job is not None and jobs is not None and _needs_time(self._call, result):
             jobs.conclude(self._job, partial(concluded, self._call, result))
-            return _Done(self._job)
-        if after_hooks(self._call) or _needs_time(self._call, result):
+            return _Later(self._job.wait)
+        if _needs_time(self._call, result):
             return _begun(self._deliver(result))
-        result = finalize(as_data(self._call.name, self._call.options, result), self._call, 0.0)
+        result = finalize(result, self._call, 0.0)
         if self._job is not None and jobs is not None:
             jobs.finish(self._job, result)
-            return _NothingToAwait()
+            return _Later()
         delivery = self._call.deliver(result)
         if inspect.iscoroutine(delivery):
             return _begun(delivery)
-        return delivery or _NothingToAwait()
+        return delivery or _Later()
 
     async def _deliver(self, result: ToolResult) -> None:
         await maybe_await(self._call.deliver(await concluded(self._call, result)))

@@ -6,16 +6,42 @@ Decides, and tells the user; it never runs a tool.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from toolcell.calls.call import Call
+from toolcell.calls.checker_process import find_problem
 from toolcell.calls.concurrency import maybe_await, passes_on
-from toolcell.calls.parts import File, Image, Part, Text, described_bytes, part_data
-from toolcell.calls.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.result import (
+    ErrorCode,
+    File,
+    Image,
+    Part,
+    Status,
+    Text,
+    ToolFailure,
+    ToolResult,
+    of_plain,
+    of_text,
+    part_data,
+    to_json,
+)
 from toolcell.calls.run_state import NO_SECRETS, Secrets
-from toolcell.calls.values import MAX_INTEGER, MIN_INTEGER, bounded_json, bytes_in, is_large, plain_or_text, plain_value
+from toolcell.calls.schema import pointed
+from toolcell.calls.values import (
+    MAX_INTEGER,
+    MIN_INTEGER,
+    bounded_json,
+    bytes_in,
+    described_bytes,
+    is_large,
+    plain_or_text,
+    plain_value,
+)
 from toolcell.errors import ToolError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import text_of
@@ -39,7 +65,9 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
     if kind is dict or (kind is list and _NOT_DATA.isdisjoint(map(type, value))):
         return _structured(value)
     if value is None:
-        return _no_result() if requires_result else ToolResult()
+        if not requires_result:
+            return ToolResult()
+        return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
     if isinstance(value, ToolResult):
         return _well_formed(value)
     return _odd_result(value)
@@ -90,10 +118,6 @@ def _structured(value: Any) -> ToolResult:
             return ToolResult()
         case _:
             return of_plain(plain)
-
-
-def _no_result() -> ToolResult:
-    return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
 
 
 def failure_of(call: Call, exc: BaseException) -> ToolResult:
@@ -267,6 +291,94 @@ def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
     return dataclasses.replace(result, error=dataclasses.replace(error, message=f"{error.message}\n({hint})"))
+
+
+# The text of a tool as the data that it is, for scripts and plans
+
+
+INLINE_CHARS = 100_000
+"""Longer text is read in a thread: it takes milliseconds."""
+MAX_PARTS = 200
+"""Most parts of a return type, that are looked at to find out whether it takes text. A part counts as often as it is
+named."""
+
+
+async def with_data(name: str, options: ToolOptions, result: ToolResult, *, is_foreign: bool) -> ToolResult:
+    """Return a tool's own result with the data that its text is.
+
+    A declared return type decides: where it takes text, nothing changes; where it does not, the text must be JSON of
+    that type, or the call has failed. Without one, a JSON object or array is data, and any other text stays text.
+    `ToolOptions(raw=True)` leaves every text as it is. `is_foreign`: a stranger declared the type.
+    """
+    if not may_be_data(options, result):
+        return result
+    returns, text = options.returns, result.output
+    wants_data = returns is not None and _says_a_type(returns)
+    try:
+        value = await daemon_threads.run_sync(_parsed, text) if len(text) > INLINE_CHARS else _parsed(text)
+    except (ValueError, RecursionError) as exc:
+        return _mismatch(name, result, f"its text is not JSON: {exc}") if wants_data else result
+    problem = await find_problem(returns or {}, value, is_foreign=is_foreign) if wants_data else None
+    if problem is not None:
+        at = "/".join(map(str, problem.path)) or "root"
+        return _mismatch(name, result, f"the JSON in its text does not fit: {at}: {problem.message}")
+    return dataclasses.replace(result, value=value, has_value=True)
+
+
+def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
+    """Return whether a result has text alone that has to be read as JSON."""
+    if result.has_value or not result.parts or result.status is not Status.OK or options.raw or options.orchestrates:
+        return False
+    if result.files or not all(type(part) is Text for part in result.parts):
+        return False
+    returns = options.returns
+    if returns is not None and _says_a_type(returns):
+        return not _takes_text(returns, returns, iter(range(MAX_PARTS)))
+    return result.output.lstrip()[:1] in ("{", "[")
+
+
+def strict_json(text: str) -> Any:
+    """Return the data of a JSON text. NaN and infinities are not JSON.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _parsed(text: str) -> Any:
+    return plain_value(strict_json(text))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _mismatch(name: str, result: ToolResult, problem: str) -> ToolResult:
+    message = f'tool "{name}" declares what it returns, and {one_line(problem, 300)}'
+    failure = ToolResult.fail(message, code=ErrorCode.NO_RESULT, output=result.output, retryable=False)
+    return dataclasses.replace(failure, details=result.details, usage=result.usage)
+
+
+def _says_a_type(schema: Mapping[str, Any]) -> bool:
+    return not schema.keys().isdisjoint({"type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const"})
+
+
+def _takes_text(schema: object, root: Mapping[str, Any], turns: Iterator[int]) -> bool:
+    """Return whether some text is of this type. What cannot be found out in so many turns may be text."""
+    if not isinstance(schema, Mapping) or next(turns, None) is None:
+        return True
+    if "const" in schema or "enum" in schema:
+        return any(isinstance(each, str) for each in (schema.get("const"), *schema.get("enum", ())))
+    if isinstance(target := schema.get("$ref"), str):
+        return _takes_text(pointed(root, target), root, turns)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(name), list):
+            return any(_takes_text(choice, root, turns) for choice in choices)
+    if isinstance(every := schema.get("allOf"), list):
+        return all(_takes_text(each, root, turns) for each in every)
+    kinds = schema.get("type")
+    return kinds is None or kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 # What Python's log says of a call: bounded, on one line, and without the run's secrets

@@ -10,7 +10,6 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self
 
 import anyio
@@ -90,37 +89,6 @@ class Job:
         return self.result
 
 
-class HasJobs(Protocol):
-    """The state of a run."""
-
-    jobs: JobTable | None
-
-
-def open_jobs(run: HasJobs, tasks: TaskGroup | None = None) -> AbstractAsyncContextManager[None]:
-    """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled.
-
-    `tasks`: as of `JobTable`.
-    """
-    return _OpenJobs(run, tasks)
-
-
-class _OpenJobs:
-    """A class, because every run enters it, and a generator takes five times as long."""
-
-    def __init__(self, run: HasJobs, tasks: TaskGroup | None) -> None:
-        self._run, self._tasks = run, tasks
-        self._table: JobTable | None = None
-
-    async def __aenter__(self) -> None:
-        if self._run.jobs is None:
-            self._table = self._run.jobs = await JobTable(self._tasks).__aenter__()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._table is not None:
-            self._run.jobs = None
-            await self._table.__aexit__(None, None, None)  # what the block raises goes on as it is, in no group
-
-
 class JobTable:
     """The background work of one run: `async with JobTable() as jobs`. Closing it cancels what still runs."""
 
@@ -128,6 +96,7 @@ class JobTable:
         """`tasks`: runs the jobs, and is open for longer than this table, which then costs nothing without a job.
         Without it the table opens a group of its own."""
         self._tasks = tasks
+        self._own: TaskGroup | None = None
         self._is_open = False
         self._scopes: set[anyio.CancelScope] = set()
         """Cancel scopes of what runs in `tasks`."""
@@ -136,38 +105,31 @@ class JobTable:
         self._failure: BaseException | None = None
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
-        self._group: TaskGroup | None = None
         self._finished: deque[Job] = deque()
         self._changed = ChangeEvent()
 
     async def __aenter__(self) -> Self:
         if self._tasks is None:
-            self._group = await anyio.create_task_group().__aenter__()
+            self._tasks = self._own = await anyio.create_task_group().__aenter__()
         self._is_open = True
         return self
 
-    async def __aexit__(self, *exc_info: Any) -> bool | None:
+    async def __aexit__(self, *exc_info: Any) -> None:
         self._is_open = False
         for job in self.list():
             if not job.is_done:
                 self.cancel(job.id)
-        if self._group is not None:
-            group, self._group = self._group, None
-            group.cancel_scope.cancel()
-            return await group.__aexit__(*exc_info)
         for scope in self._scopes:
             scope.cancel()
         if self._scopes and self._idle is not None:
             with anyio.CancelScope(shield=True):
                 await self._idle.wait()
+        if self._own is not None:
+            await self._own.__aexit__(*exc_info)
         if self._failure is not None:
             raise self._failure
-        return None
 
     def _start_soon(self, work: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
-        if self._group is not None:
-            self._group.start_soon(work, *args, name=name)
-            return
         assert self._tasks is not None
         scope = anyio.CancelScope()
         if not self._scopes:
@@ -214,27 +176,18 @@ class JobTable:
         job = self.get(job_id)
         if job is None or job.is_done:
             return False
-        self._complete(job, ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED))
+        self.finish(job, ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED))
         job.scope.cancel()
         return True
 
-    def start(self, owner: JobOwner, work: Work, timeout_s: float | None = None) -> Job:
-        """Run `work` in the background; what it returns is the job's final result."""
-        job = self._open(owner, timeout_s)
-        self._start_soon(self._run, job, work, name=f"toolcell job {job.id}")
-        return job
-
-    def open_watched(self, owner: JobOwner) -> Job:
-        """Open a job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
-        job = self._open(owner, None)
-        self._start_soon(self._run, job, None, name=f"toolcell job {job.id}")
-        return job
-
-    def _open(self, owner: JobOwner, timeout_s: float | None) -> Job:
+    def start(self, owner: JobOwner, work: Work | None, timeout_s: float | None = None) -> Job:
+        """Run `work` in the background; what it returns is the job's final result. None: the work runs elsewhere, and
+        ends by calling a completion handle, or by its timeout."""
         if not self._is_open:
             raise UsageError("the job table is not open; use `async with JobTable()`")
         job = Job(f"job_{next(self._numbers)}", owner, JOB_TIMEOUT_S if timeout_s is None else timeout_s)
         self._jobs[job.id] = job
+        self._start_soon(self._run, job, work, name=f"toolcell job {job.id}")
         return job
 
     async def _run(self, job: Job, work: Work | None) -> None:
@@ -244,7 +197,7 @@ class JobTable:
                 result = await run_alone(job.tool, job.wait if work is None else work, job.timeout_s)
         finally:  # also when the work lets out a cancellation that nobody sent
             if job.id in self._jobs and not job.is_done:
-                self._complete(job, result)
+                self.finish(job, result)
 
     def discard(self, job: Job) -> None:
         """Forget a job whose call had its answer without it."""
@@ -252,19 +205,16 @@ class JobTable:
             job.scope.cancel()
             self._changed.notify()
 
-    def finish(self, job: Job, result: ToolResult) -> bool:
-        """Complete a job from its handle; False when it already was."""
-        return self._complete(job, result)
-
     def conclude(self, job: Job, last: Work) -> None:
         """Complete a job with what `last` returns, from its handle. Does nothing once the table is closed."""
         if self._is_open:
             self._start_soon(self._conclude, job, last, name=f"toolcell job {job.id} ends")
 
     async def _conclude(self, job: Job, last: Work) -> None:
-        self._complete(job, await contained(last))
+        self.finish(job, await contained(last))
 
-    def _complete(self, job: Job, result: ToolResult) -> bool:
+    def finish(self, job: Job, result: ToolResult) -> bool:
+        """Complete a job; False when it already was."""
         if not job.complete(result):
             return False
         self._finished.append(job)

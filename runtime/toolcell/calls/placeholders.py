@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from toolcell.calls.call import Feature
+from toolcell.calls.schema import SCALARS, dicts_in
 from toolcell.results.effects import Preflight
 from toolcell_bridge.guest.placeholder import DRY_RUN, RESULT_OF, parts_of
 from toolcell_bridge.wire.messages import RunScript
 
 _STEP: Final = re.compile(r"\.([\w-]+)|\[([0-9]+)\]", re.ASCII)
-
-SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
-"""What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
 
 
 class DryRun(Feature, is_one_of_its_kind=True):
@@ -63,16 +61,7 @@ def effect_of(value: Any, key: str) -> str | None:
 
 def effects_in(value: Any, key: str) -> tuple[str, ...]:
     """Return the effects that plain data refers to, each once."""
-    found, left = dict[str, None](), [value]
-    while left:
-        each = left.pop()
-        if type(each) is dict or isinstance(each, Mapping):
-            if (effect := effect_of(each, key)) is not None:
-                found[effect] = None
-            else:
-                left += [item for item in each.values() if type(item) not in SCALARS]
-        elif isinstance(each, list | tuple):
-            left += [item for item in each if type(item) not in SCALARS]
+    found = {effect for each in dicts_in(value) if (effect := effect_of(each, key)) is not None}
     return tuple(sorted(found, key=lambda effect: (len(effect), effect)))
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from toolcell.calls.concurrency import Workers
 from toolcell.calls.jobs import JobTable
@@ -215,6 +216,26 @@ class RunState:
             self.cancel_reason = reason
         for scope in list(self.scopes):
             scope.cancel()
+
+
+class open_jobs:
+    """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled.
+
+    `tasks`: as of `JobTable`.
+    """
+
+    def __init__(self, run: RunState, tasks: TaskGroup | None = None) -> None:
+        self._run, self._tasks = run, tasks
+        self._table: JobTable | None = None
+
+    async def __aenter__(self) -> None:
+        if self._run.jobs is None:
+            self._table = self._run.jobs = await JobTable(self._tasks).__aenter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._table is not None:
+            self._run.jobs = None
+            await self._table.__aexit__(None, None, None)  # what the block raises goes on as it is, in no group
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from toolcell.errors import RegistrationError
+from toolcell_bridge.wire.tables import TABLES
 
 Schema = dict[str, Any]
 
@@ -31,6 +32,25 @@ def is_base64(part: Mapping[str, Any]) -> bool:
 def mentions_bytes(schema: Any) -> bool:
     """Return whether a value of this schema may be, or hold, base64 text that stands for `bytes`."""
     return any("contentEncoding" in part for part in dicts_in(schema))
+
+
+TABLE_MEDIA_TYPE: Final = "application/vnd.toolcell.table"
+"""`contentMediaType` of a parameter that is an array or a table. A script sends one, a model rows or lists."""
+
+
+def table_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the parameters that are arrays and frames."""
+    properties = schema.get("properties") or {}
+    return frozenset(
+        name
+        for name, each in properties.items()
+        if isinstance(each, dict) and each.get("contentMediaType") == TABLE_MEDIA_TYPE
+    )
+
+
+def without_tables(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments for a validator, which knows neither arrays nor tables; nothing is to be checked in them."""
+    return {name: {} if type(each) in TABLES else each for name, each in args.items()}
 
 
 def closed_properties(schema: Mapping[str, Any]) -> frozenset[str] | None:
@@ -78,12 +98,22 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> Schem
     return made
 
 
+SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
+"""What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
+
+
 def dicts_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over every object in plain data: of a schema, over its parts and some more."""
-    if isinstance(value, Mapping):
-        yield value
-    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from dicts_in(each)
+    """Iterate over every object in plain data, in its order: of a schema, over its parts and some more."""
+    left = [value]
+    while left:
+        each = left.pop()
+        items = each
+        if type(each) is dict or isinstance(each, Mapping):
+            yield each
+            items = [*each.values()]
+        elif type(each) is not list and not isinstance(each, list | tuple):
+            continue
+        left += [item for item in reversed(items) if type(item) not in SCALARS]
 
 
 def pointed(root: Any, reference: str) -> Any:

@@ -132,11 +132,8 @@ _bytes = _said(
 _not_base64: Sentence = lambda asked, value: f"is not base64, in which bytes are written ({asked})"  # noqa: E731
 _unfit = _said("does not fit its schema")
 _no_form = _said("fits none of the allowed forms")
+_misnamed: Sentence = lambda asked, name: f"property name {quoted(name)} {_described(asked).message}"  # noqa: E731
 _forms_too_many: Sentence = lambda asked, value: f"fits {asked} of the allowed forms, and must fit exactly one"  # noqa: E731
-
-
-def _anything(value: Any) -> bool:
-    return True
 
 
 def _among(asked: Sequence[Any]) -> Callable[[Any], bool]:
@@ -174,7 +171,7 @@ CHECKS: Final[Mapping[str, tuple[tuple[type, ...], Callable[[Any], Callable[[Any
     "maxItems": ((list,), _than(operator.le, len), _miscounted("maxItems")),
     "uniqueItems": (
         (list,),
-        lambda asked: is_unique if asked else _anything,
+        lambda asked: is_unique if asked else lambda value: True,
         _said("does not fit uniqueItems {asked}"),
     ),
     "minProperties": ((dict,), _than(operator.ge, len), _miscounted("minProperties")),
@@ -516,7 +513,7 @@ class Walk:
         if type(value) in node.plain:
             return value, False, ()
         if node.is_leaf and type(value) is not dict and type(value) is not list and (node.is_scalar or value is None):
-            return self._leaf(node, value, path)
+            return self._checked(node, value, path, depth)
         key = (id(node) << 64 | id(value)) << 1 | (self._inside > 0)  # a tuple would take three times the memory
         if depth > MAX_REFERENCES or key in self._active or self.is_exhausted:
             return value, False, ()
@@ -526,7 +523,7 @@ class Walk:
             return (known[0], known[1], ()) if len(known) > 1 else (value, False, ((path, _unfit, None, None),))
         self._active.add(key)
         try:
-            outcome = self._compound(node, value, path, depth)
+            outcome = self._checked(node, value, path, depth)
         finally:
             self._active.discard(key)
         if self._inside and isinstance(value, dict | list):  # elsewhere nobody asks again
@@ -534,25 +531,6 @@ class Walk:
             is_same = made is value and not is_mended
             self._outcomes[key] = (value,) if problems else value if is_same else (made, is_mended, value)
         return outcome
-
-    def _leaf(self, node: Node, value: Any, path: Path) -> Outcome:
-        """What is said of a value by itself: its type, and rules about it."""
-        found = _Found()
-        value = self._typed(node, value, path, found)
-        if found.problems:
-            return found.outcome(value)
-        self._check(node, value, path, found)
-        if self._makes_bytes and node.is_base64 and type(value) is str:
-            try:
-                value = base64.b64decode(_padded(value), validate=True)
-            except (binascii.Error, ValueError) as exc:
-                found.problems.append((path, _not_base64, exc, None))
-        return found.outcome(value)
-
-    def _check(self, node: Node, value: Any, path: Path, found: _Found) -> None:
-        for fits, sentence, asked in node.checks.get(type(value), ()):
-            if not fits(value):
-                found.problems.append((path, sentence, asked, value))
 
     def _typed(self, node: Node, value: Any, path: Path, found: _Found) -> Any:
         """Return a value as the type that is asked for, where it can be made. A problem is the only one."""
@@ -594,7 +572,7 @@ class Walk:
             return MISSING
         return decoded if isinstance(decoded, DECODED[kind]) else MISSING
 
-    def _compound(self, node: Node, value: Any, path: Path, depth: int) -> Outcome:
+    def _checked(self, node: Node, value: Any, path: Path, depth: int) -> Outcome:
         found = _Found()
         value = self._typed(node, value, path, found)
         if found.problems:
@@ -610,12 +588,19 @@ class Walk:
         elif isinstance(value, list):
             value = self._items(node, value, path, found)
         if not found.is_full():
-            self._check(node, value, path, found)
-            if node.conditions:
-                self._inside += 1
-                for keyword, part in node.conditions.items():
-                    value = self._condition(keyword, part, node, value, path, depth + 1, found)
-                self._inside -= 1
+            for fits, sentence, asked in node.checks.get(type(value), ()):
+                if not fits(value):
+                    found.problems.append((path, sentence, asked, value))
+            self._inside += 1
+            for keyword, part in node.conditions.items():
+                value = self._condition(keyword, part, node, value, path, depth + 1, found)
+            self._inside -= 1
+        if self._makes_bytes and node.is_base64 and type(value) is str:
+            try:
+                digits = value.translate(_URL_SAFE)
+                value = base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+            except (binascii.Error, ValueError) as exc:
+                found.problems.append((path, _not_base64, exc, None))
         return found.outcome(value)
 
     def _union(self, keyword: str, branches: Sequence[Any], value: Any, path: Path, depth: int) -> Outcome:
@@ -771,10 +756,6 @@ def _forms(asked: tuple[list[list[Problem]], int, int], value: Any) -> str:
     return f"fits none of the allowed forms: {'; or '.join(shown)}{'; ...' if count > len(shown) else ''}"
 
 
-def _misnamed(asked: Problem, name: Any) -> str:
-    return f"property name {quoted(name)} {_described(asked).message}"
-
-
 def _unless_same(before: Container, after: Container) -> Container:
     """`before` where mending changed nothing, so that what was found out about it stays known."""
     if len(before) != len(after):
@@ -787,11 +768,6 @@ def _unless_same(before: Container, after: Container) -> Container:
 
 
 _URL_SAFE: Final = str.maketrans("-_", "+/", " \t\r\n=")
-
-
-def _padded(text: str) -> str:
-    digits = text.translate(_URL_SAFE)
-    return digits + "=" * (-len(digits) % 4)
 
 
 class ValueCheck:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -13,12 +14,12 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
-from toolcell.calls.parts import File, Image, Text
-from toolcell.calls.schema import BASE64, Schema, optional_schema
-from toolcell.calls.table_arguments import table_maker, table_schema, table_type
-from toolcell.calls.values import json_copy
+from toolcell.calls.result import File, Image, Text
+from toolcell.calls.schema import BASE64, TABLE_MEDIA_TYPE, Schema, optional_schema
+from toolcell.calls.values import BadValue, ValueProblem, json_copy
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.tables import TABLES, Array, Table
 
 _BUILT_IN: Final[dict[int, Schema]] = {
     id(str): {"type": "string"},
@@ -69,7 +70,7 @@ def type_schema(annotation: Any, mode: Literal["validation", "serialization"] = 
     """
     if (built_in := _built_in_schema(annotation)) is not None:
         return built_in
-    from toolcell.calls.pydantic_schema import described_schema
+    from toolcell.calls.pydantic_types import described_schema
 
     return described_schema(annotation, mode)
 
@@ -168,8 +169,10 @@ def read_signature(
             required.append(name)
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(name, table)
+        elif hint in (float, float | None):
+            converters[name] = lambda value: value + 0.0 if type(value) is int else value
         elif not _is_plain(hint):
-            converters[name] = _as_float if hint in (float, float | None) else _converter(hint)
+            converters[name] = converter(hint)
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -241,10 +244,11 @@ def _is_field(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
-def _converter(hint: Any) -> Callable[[Any], Any]:
-    from toolcell.calls.type_conversion import converter  # pydantic takes a tenth of a second
+def converter(hint: Any) -> Callable[[Any], Any]:
+    """Return what makes a type out of a validated value. It raises a ValueError for a value that does not fit."""
+    from toolcell.calls.pydantic_types import type_converter  # pydantic takes a tenth of a second
 
-    return converter(hint)
+    return type_converter(hint)
 
 
 def _jsonable(default: Any) -> Any:
@@ -295,5 +299,78 @@ def _is_plain(hint: Any) -> bool:
     return id(hint) in _BUILT_IN.keys() - {id(float), id(bytes)}
 
 
-def _as_float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
+# Parameters that are arrays and frames: how a schema marks them, and what makes them of what was received
+
+
+_METHODS: Final = {
+    ("numpy", "ndarray"): "to_numpy",
+    ("pandas", "DataFrame"): "to_pandas",
+    ("pandas", "Series"): "to_pandas",
+    ("polars", "DataFrame"): "to_polars",
+    ("polars", "Series"): "to_polars",
+    ("pyarrow", "Table"): "to_arrow",
+}
+"""By top-level package and class name: what makes one of a `Table`."""
+
+
+def table_type(hint: Any) -> type | None:
+    """Return the class of an annotation that stands for an array or a frame, or None for any other."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return table_type(get_args(hint)[0])
+    if origin in (Union, types.UnionType):
+        some = [each for each in get_args(hint) if each is not type(None)]
+        return table_type(some[0]) if len(some) == 1 else None
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return None
+    return kind if kind in TABLES or _name_of(kind) in _METHODS else None
+
+
+def _name_of(kind: type) -> tuple[str, str]:
+    return kind.__module__.partition(".")[0], kind.__qualname__
+
+
+def table_schema(kind: type) -> dict[str, Any]:
+    """Return the schema of a parameter of such a class."""
+    shape = (
+        "an array: numbers in lists" if kind is Array or kind.__qualname__ == "ndarray" else "a table: a list of rows"
+    )
+    return {"contentMediaType": TABLE_MEDIA_TYPE, "description": f"{kind.__qualname__}, {shape}"}
+
+
+def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
+    """Return what makes the value of a parameter of such a class.
+
+    It raises `BadValue` where nothing can be made of what was received.
+    """
+    if kind in TABLES:
+        return lambda value: _checked(name, kind, value)
+    method = _METHODS[_name_of(kind)]
+
+    def make(value: Any) -> Any:
+        if value is None:
+            return None
+        made = value
+        if isinstance(value, Array | Table):
+            made = getattr(value, method)() if hasattr(value, method) else value.to_numpy()
+        if isinstance(made, kind):
+            return made
+        try:
+            if method == "to_arrow":
+                return importlib.import_module("pyarrow").Table.from_pylist(made)
+            if method == "to_numpy":
+                return importlib.import_module("numpy").asarray(made)
+            return kind(made)
+        except Exception as exc:  # whatever rows of a model provoke in a package
+            said = f"{type(exc).__name__}: {exc!s:.200}"
+            raise BadValue(ValueProblem((name,), f"is not a {kind.__qualname__}: {said}")) from exc
+
+    return make
+
+
+def _checked(name: str, kind: type, value: Any) -> Any:
+    if value is None or isinstance(value, kind):
+        return value
+    shown = type(value).__name__
+    raise BadValue(ValueProblem((name,), f"must be {kind.__qualname__}, not {shown}; only a script can send one"))

@@ -9,11 +9,11 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from toolcell.calls.parts import readable_leaf
 from toolcell.support.checks import brief, text_of
+from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
@@ -238,14 +238,7 @@ def copy_arguments(args: Mapping[str, Any], tables: Collection[str] | None = (),
 
 def with_text_for_bytes(value: Any) -> Any:
     """Return data with base64 text in place of bytes, as JSON has it."""
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode("ascii")
-        case dict():
-            return {key: with_text_for_bytes(item) for key, item in value.items()}
-        case list():
-            return [with_text_for_bytes(item) for item in value]
-    return value
+    return with_leaves(value, lambda leaf: base64.b64encode(leaf).decode("ascii") if type(leaf) is bytes else leaf)
 
 
 class Decoder:
@@ -378,14 +371,34 @@ _SMALL = frozenset({int, float, bool, type(None)})
 
 def json_copy(value: Any) -> Any:
     """A copy of plain JSON data."""
+    return with_leaves(value, lambda leaf: leaf) if type(value) in _CONTAINERS else value
+
+
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return plain data with each leaf changed."""
     if isinstance(value, dict):
-        return {key: json_copy(item) for key, item in value.items()}
+        return {key: with_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [json_copy(item) for item in value]
-    return value
+        return [with_leaves(item, change) for item in value]
+    return change(value)
 
 
 # What is said of values that cannot be used: values as JSON, cut where they get long, and names
+
+
+def described_bytes(data: bytes) -> str:
+    """Return what a model reads in place of bytes: `(image/png, 69 bytes)`, or `(69 bytes)`."""
+    kind = picture_type(data)
+    return f"({kind}, {len(data)} bytes)" if kind else f"({len(data)} bytes)"
+
+
+def readable_leaf(value: object) -> object:
+    """Return what a reader gets in the JSON of a result in place of what JSON does not have."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return described_bytes(bytes(value))
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
 
 
 def quoted(value: Any) -> str:

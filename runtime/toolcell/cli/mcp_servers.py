@@ -208,7 +208,7 @@ def read_config(path: str, on_problem: Callable[[UsageError], object]) -> list[t
 
 def short_name(name: str) -> str:
     """Return the name of a server as its tools begin with it: 32 letters, digits, `_` and `-` at most."""
-    from toolcell.calls.names import RESERVED
+    from toolcell.calls.definition import RESERVED
 
     plain = re.sub("__+", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name)).strip("_") or "server"
     if plain.casefold() == RESERVED:

@@ -12,7 +12,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.calls.hooks import Approve, Deny, Edit
+    from toolcell.calls.call import Approve, Deny, Edit
     from toolcell.control.agent_turns import WAITS, SuspendingScripts, Turn, TurnApprovals
     from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
@@ -37,6 +37,6 @@ else:
             "toolcell.control.steps_of_plans": "PlanRows",
             "toolcell.control.suspension": "Denial",
             "toolcell.control.agent_turns": "WAITS SuspendingScripts Turn TurnApprovals",
-            "toolcell.calls.hooks": "Approve Deny Edit",
+            "toolcell.calls.call": "Approve Deny Edit",
         },
     )

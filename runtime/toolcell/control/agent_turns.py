@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from toolcell.calls.call import Approvals, Call, CallableTools, RunContext
+from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision, RunContext
 from toolcell.calls.context import current
-from toolcell.calls.hooks import Approve, Block, Decision
 from toolcell.calls.options import Origin
 from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
 from toolcell.control.suspension import IN_DOUBT

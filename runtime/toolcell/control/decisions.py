@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell.calls.hooks import Approve, Deny, Edit
+from toolcell.calls.call import Approve, Deny, Edit
 from toolcell.errors import UsageError
 from toolcell.journal.replay import RecordedDecision
 from toolcell.results import PendingCall

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from toolcell.calls.call import Call, CallableTools, RunContext
-from toolcell.calls.hooks import Approve
+from toolcell.calls.call import Approve, Call, CallableTools, RunContext
 from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.decisions import AlreadyMade, check_ids

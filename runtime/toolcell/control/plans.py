@@ -8,11 +8,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.jobs import open_jobs
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.reverts import Reverts
-from toolcell.calls.run_state import RunLink
+from toolcell.calls.run_state import RunLink, open_jobs
 from toolcell.calls.values import is_large
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED

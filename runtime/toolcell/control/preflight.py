@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.names import provider_name
+from toolcell.calls.definition import ToolDefinition, provider_name
 from toolcell.calls.options import Origin
 from toolcell.calls.values import list_names
 from toolcell.config import Limits

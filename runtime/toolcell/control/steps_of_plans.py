@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from toolcell.calls.call import Approvals, Call
-from toolcell.calls.hooks import Block, Decision
+from toolcell.calls.call import Approvals, Block, Call, Decision
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.run_state import RunLink
 from toolcell.control.decisions import answer_of

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from toolcell.calls.call import Approvals, Call, Feature
-from toolcell.calls.hooks import Block, Decision
+from toolcell.calls.call import Approvals, Block, Call, Decision, Feature
 from toolcell.control.decisions import answer_of
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call

@@ -25,8 +25,7 @@ from toolcell.run.run import Script, sendable
 from toolcell.support.checks import check_kind
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.support.text import shown_findings
-from toolcell.tools.detail import DETAILS
-from toolcell.tools.stubs import Described, checked_module, is_identifier
+from toolcell.tools.stubs import DETAILS, Described, checked_module, is_identifier
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES
 

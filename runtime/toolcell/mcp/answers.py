@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from toolcell.calls.checker_process import find_problem
-from toolcell.calls.text_data import strict_json
+from toolcell.calls.finalize import strict_json
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
 from toolcell.support.exact_json import json_start
 from toolcell.support.foreign_definitions import safe_text

@@ -26,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from toolcell._version import __version__
-from toolcell.calls.names import RESERVED
+from toolcell.calls.definition import RESERVED
 from toolcell.calls.values import is_large
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result, mismatch_of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from mcp_types import Tool
 
-from toolcell.calls.names import MAX_NAME_CHARS, provider_name
+from toolcell.calls.definition import MAX_NAME_CHARS, provider_name
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import is_wrapper
 from toolcell.support.foreign_definitions import HIDDEN, bounded_schema, safe_text

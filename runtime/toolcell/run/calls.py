@@ -26,8 +26,8 @@ from toolcell.run.connection import GuestConnection
 from toolcell.run.run import Run
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support import daemon_threads
-from toolcell.tools.detail import tools_text
 from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of
+from toolcell.tools.stubs import tools_text
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode_parts

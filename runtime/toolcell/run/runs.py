@@ -20,10 +20,8 @@ from anyio.abc import TaskGroup
 from toolcell.calls.call import CallableTools, Feature, Features, RunContext, RunScope
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.calls.context import share_labels
-from toolcell.calls.jobs import open_jobs
-from toolcell.calls.options import Origin, ToolOptions
-from toolcell.calls.policy import CallPolicy
-from toolcell.calls.run_state import RunLink, Secrets
+from toolcell.calls.options import CallPolicy, Origin, ToolOptions
+from toolcell.calls.run_state import RunLink, Secrets, open_jobs
 from toolcell.calls.uploads import OpenRequests
 from toolcell.calls.values import is_large
 from toolcell.config import Limits, Policy

@@ -23,18 +23,29 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.calls.call import Approvals, Call, Feature, RunContext
+    from toolcell.calls.arguments import ToolCall, decode_tool_call
+    from toolcell.calls.call import (
+        Approvals,
+        Approve,
+        Block,
+        Call,
+        Deny,
+        Edit,
+        Feature,
+        Hook,
+        Override,
+        Rewrite,
+        RunContext,
+        Substitute,
+    )
     from toolcell.calls.concurrency import abandoned_threads
     from toolcell.calls.context import ToolContext, current_context
     from toolcell.calls.definition import ToolDefinition, ToolDescriptionWarning
     from toolcell.calls.events import Event, EventBus
-    from toolcell.calls.hooks import Approve, Block, Deny, Edit, Hook, Override, Rewrite, Substitute, approval_hook
+    from toolcell.calls.hooks import approval_hook
     from toolcell.calls.jobs import JobTable
-    from toolcell.calls.model_calls import ToolCall, decode_tool_call
-    from toolcell.calls.options import Origin, ToolOptions
-    from toolcell.calls.parts import File, Image, Part, Text
-    from toolcell.calls.policy import CallPolicy
-    from toolcell.calls.result import ErrorCode, Status, TokenUsage, ToolFailure, ToolResult
+    from toolcell.calls.options import CallPolicy, Origin, ToolOptions
+    from toolcell.calls.result import ErrorCode, File, Image, Part, Status, Text, TokenUsage, ToolFailure, ToolResult
     from toolcell.calls.run_state import Budget, Secrets
     from toolcell.tools.adapters import (
         AgentTool,
@@ -65,32 +76,38 @@ if TYPE_CHECKING:
         described_sandbox,
         flows_of,
     )
-    from toolcell.tools.detail import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, shown_within
     from toolcell.tools.loading import load_tools
     from toolcell.tools.pipeline import check_arguments, run_call
     from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
-    from toolcell.tools.registry_state import RegistrySettings, RegistryState
     from toolcell.tools.saved_script import SavedScript, load_scripts
     from toolcell.tools.search import FOUND, MAX_FOUND, is_large, search_spec
-    from toolcell.tools.spec import NEEDS_APPROVAL, Invoke, RegisteredTool, ToolSpec, compile_tool
-    from toolcell.tools.stubs import python_stubs
+    from toolcell.tools.spec import (
+        NEEDS_APPROVAL,
+        Invoke,
+        RegisteredTool,
+        RegistrySettings,
+        RegistryState,
+        ToolSpec,
+        compile_tool,
+    )
+    from toolcell.tools.stubs import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, python_stubs, shown_within
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.calls.call": "Approvals Call Feature RunContext",
+            "toolcell.calls.call": (
+                "Approvals Approve Block Call Deny Edit Feature Hook Override Rewrite RunContext Substitute"
+            ),
             "toolcell.calls.concurrency": "abandoned_threads",
             "toolcell.calls.context": "ToolContext current_context",
             "toolcell.calls.definition": "ToolDefinition ToolDescriptionWarning",
             "toolcell.calls.events": "Event EventBus",
-            "toolcell.calls.hooks": "Approve Block Deny Edit Hook Override Rewrite Substitute approval_hook",
+            "toolcell.calls.hooks": "approval_hook",
             "toolcell.calls.jobs": "JobTable",
-            "toolcell.calls.model_calls": "ToolCall decode_tool_call",
-            "toolcell.calls.options": "Origin ToolOptions",
-            "toolcell.calls.parts": "File Image Part Text",
-            "toolcell.calls.policy": "CallPolicy",
-            "toolcell.calls.result": "ErrorCode Status TokenUsage ToolFailure ToolResult",
+            "toolcell.calls.arguments": "ToolCall decode_tool_call",
+            "toolcell.calls.options": "CallPolicy Origin ToolOptions",
+            "toolcell.calls.result": "ErrorCode File Image Part Status Text TokenUsage ToolFailure ToolResult",
             "toolcell.calls.run_state": "Budget Secrets",
             "toolcell.tools.adapters": (
                 "AgentTool FunctionTool SimpleTool Tool ToolObject function_spec is_async keyword_invoke "
@@ -102,15 +119,15 @@ else:
                 "check_code_runtime code_result code_spec describe_code describe_failure "
                 "described_sandbox flows_of"
             ),
-            "toolcell.tools.detail": "DETAILS SHOWN_CHARS Detail check_shown_chars shown_within",
+            "toolcell.tools.stubs": "DETAILS SHOWN_CHARS Detail check_shown_chars python_stubs shown_within",
             "toolcell.tools.loading": "load_tools",
             "toolcell.tools.pipeline": "check_arguments run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",
-            "toolcell.tools.registry_state": "RegistrySettings RegistryState",
             "toolcell.tools.saved_script": "SavedScript load_scripts",
             "toolcell.tools.search": "FOUND MAX_FOUND is_large search_spec",
-            "toolcell.tools.spec": "NEEDS_APPROVAL Invoke RegisteredTool ToolSpec compile_tool",
-            "toolcell.tools.stubs": "python_stubs",
+            "toolcell.tools.spec": (
+                "NEEDS_APPROVAL Invoke RegisteredTool RegistrySettings RegistryState ToolSpec compile_tool"
+            ),
         },
     )

@@ -27,6 +27,9 @@ from toolcell_bridge.wire.frozen import frozen
 if TYPE_CHECKING:
     from toolcell.calls.type_schema import Signature
 
+Bind = Callable[[ToolContext], Callable[[], Any]]
+"""Puts together what a function is given in one call."""
+
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
 
@@ -267,19 +270,14 @@ def _decoder(signature: Signature) -> Decode | None:
 
 def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
     """Return how a function is called with a call's arguments by name."""
-    threaded = blocking and not is_async(function)
-    if context_parameter is None and not threaded:
+    if context_parameter is None and (is_async(function) or not blocking):
         return lambda context: function(**context.call.named)
 
-    def invoke(context: ToolContext) -> Any:
-        kwargs = context.call.named
-        if context_parameter is not None or threaded:
-            context.for_any_thread()
-        if context_parameter is not None:
-            kwargs = {**kwargs, context_parameter: context}
-        return run_in_thread(lambda: function(**kwargs), context.call.give_up) if threaded else function(**kwargs)
+    def bind(context: ToolContext) -> Callable[[], Any]:
+        own = {} if context_parameter is None else {context_parameter: context.for_any_thread()}
+        return functools.partial(function, **context.call.named, **own)
 
-    return invoke
+    return _threaded(bind, function, blocking)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -295,27 +293,29 @@ def positional_spec(
     if function is None:
         return ToolSpec(definition=definition, invoke=None, options=options, source=source)
     check_function(definition.name, function, "args")
-    called, decode = function, _record_decoder(definition, function, 0)
-    invoke = _threaded(lambda context: lambda: called(context.call.given), function, options)
-    return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function, decode=decode)
+    called = function
+    return _bound_spec(
+        lambda context: functools.partial(called, context.call.given),
+        function,
+        0,
+        definition=definition,
+        options=options,
+        source=source or function,
+    )
 
 
-def _record_decoder(definition: ToolDefinition, function: Callable[..., Any], parameter: int | str) -> Decode | None:
-    """Return what makes the record of all arguments that a function declares to take in one parameter; None: a dict."""
-    from toolcell.calls.type_schema import record_in
+def _bound_spec(bind: Bind, function: Callable[..., Any], parameter: int | str, **fields: Any) -> ToolSpec:
+    """Return the spec of a function that takes all arguments in one parameter, as a dict or the record it declares."""
+    from toolcell.calls.type_schema import converter, record_in
 
-    if (record := record_in(function, parameter)) is None:
-        return None
-    from toolcell.calls.type_conversion import converter
-
-    return converter(record)
+    record = record_in(function, parameter)
+    decode = None if record is None else converter(record)
+    return ToolSpec(invoke=_threaded(bind, function, fields["options"].blocking), decode=decode, **fields)
 
 
-def _threaded(
-    bind: Callable[[ToolContext], Callable[[], Any]], function: Callable[..., Any], options: ToolOptions
-) -> Invoke:
+def _threaded(bind: Bind, function: Callable[..., Any], blocking: bool) -> Invoke:
     """Move a synchronous function off the event loop. What it is given is put together before."""
-    if is_async(function) or not options.blocking:
+    if is_async(function) or not blocking:
         return lambda context: bind(context)()
     return lambda context: run_in_thread(bind(context.for_any_thread()), context.call.give_up)
 
@@ -343,13 +343,14 @@ def record_spec(tool: AgentTool) -> ToolSpec:
     def bind(context: ToolContext) -> Callable[[], Any]:
         return functools.partial(execute, **{name: _RECORD_ARGUMENTS[name](context) for name in names})
 
-    return ToolSpec(
+    return _bound_spec(
+        bind,
+        execute,
+        "args" if "args" in names else "",
         definition=tool.definition,
-        invoke=_threaded(bind, execute, options),
         options=options,
         source=tool,
         prepare=tool.prepare,
-        decode=_record_decoder(tool.definition, execute, "args") if "args" in names else None,
         requires_result=True,
     )
 
@@ -377,18 +378,18 @@ def _object_specs(tool: Any) -> Iterator[ToolSpec]:
             f"{type(tool).__name__}.definitions() must return a list of ToolDefinition, not {brief(definitions)}"
         )
     for definition in definitions:
-        yield _bound_spec(tool, definition, definition.name)
+        yield _object_spec(tool, definition, definition.name)
 
 
 def _simple_spec(tool: Any) -> ToolSpec:
-    return _bound_spec(tool, ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters)))
+    return _object_spec(tool, ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters)))
 
 
 def _read(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
+def _object_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
     options = _options_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
         return ToolSpec(definition=definition, invoke=None, options=options, source=tool)
@@ -403,13 +404,14 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
         given = (context.for_any_thread(), *names, context.call.given)
         return functools.partial(bound.execute, *(given[place] for place in order))
 
-    return ToolSpec(
+    return _bound_spec(
+        bind,
+        tool.execute,
+        order.index(len(takes) - 1),
         definition=definition,
-        invoke=_threaded(bind, tool.execute, options),
         options=options,
         source=tool,
         prepare=getattr(tool, "prepare", None),
-        decode=_record_decoder(definition, tool.execute, order.index(len(takes) - 1)),
         requires_result=True,
     )
 

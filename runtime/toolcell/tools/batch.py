@@ -17,8 +17,7 @@ from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.support.event_loop import BegunCoroutine, TimeSlice
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
-from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.spec import RegisteredTool, RegistryState
 
 Item = TypeVar("Item")
 
@@ -46,7 +45,8 @@ async def run_batch(
     """
     allowed, surplus = calls[:limit], calls[limit:] if limit is not None else ()
     try:
-        if len(allowed) == 1 or sequential or _any_sequential(state, allowed):
+        tools = (state.tools.get(call.name) for call in allowed)
+        if len(allowed) == 1 or sequential or any(tool and tool.options.mode == "sequential" for tool in tools):
             results = await _in_turn(state, allowed, on_result)
         else:
             results = await _overlapping(state, allowed, on_result)
@@ -57,26 +57,16 @@ async def run_batch(
         raise
 
 
-def _any_sequential(state: RegistryState, calls: Sequence[Call]) -> bool:
-    tools = (state.tools.get(call.name) for call in calls)
-    return any(tool is not None and tool.options.mode == "sequential" for tool in tools)
-
-
 async def _in_turn(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
     turn = TimeSlice()
     results = []
     for call in calls:
-        results.append(await _one(state, call, on_result))
+        results.append(await run_call(state, call))
+        if on_result is not None:
+            await on_result(call, results[-1])
         if len(calls) > 1:
             await turn.give_way()
     return results
-
-
-async def _one(state: RegistryState, call: Call, on_result: OnResult | None) -> ToolResult:
-    result = await run_call(state, call)
-    if on_result is not None:
-        await on_result(call, result)
-    return result
 
 
 async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:

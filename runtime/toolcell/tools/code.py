@@ -14,8 +14,7 @@ from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin, ToolOptions
-from toolcell.calls.parts import File, Text
-from toolcell.calls.result import ErrorCode, ToolResult, to_json
+from toolcell.calls.result import ErrorCode, File, Text, ToolResult, to_json
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
@@ -24,8 +23,8 @@ from toolcell.results.effects import shown_effects
 from toolcell.support.checks import brief
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
 from toolcell.tools.adapters import with_options
-from toolcell.tools.detail import SHOWN_CHARS, Detail, check_shown_chars, shown_within
 from toolcell.tools.spec import Offered, ToolSpec
+from toolcell.tools.stubs import SHOWN_CHARS, Detail, check_shown_chars, shown_within
 
 CODE_TOOL = "execute_code"
 PLAN_TOOL = "execute_plan"
@@ -107,12 +106,10 @@ def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, kee
         text += f" Besides the standard library there are: {', '.join(packages[:MAX_PACKAGES])}{more}."
     else:
         text += " There is the standard library and no other package."
-    return text + (_described_limits(limits) if limits is not None else "")
-
-
-def _described_limits(limits: Limits) -> str:
+    if limits is None:
+        return text
     return (
-        f" A script has {limits.wall_s:g} s, tool calls included, {limits.memory_bytes // MIB} MiB of memory, "
+        f"{text} A script has {limits.wall_s:g} s, tool calls included, {limits.memory_bytes // MIB} MiB of memory, "
         f"{limits.disk_bytes / MIB:g} MiB for files, and {limits.tool_calls} tool calls."
     )
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sized
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol
 
 import anyio
@@ -20,8 +21,8 @@ from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import told_failure
 from toolcell.calls.options import Origin, ToolOptions
-from toolcell.calls.parts import File
-from toolcell.calls.result import ErrorCode, Status, ToolResult, to_json, total_usage
+from toolcell.calls.result import ErrorCode, File, Status, ToolResult, to_json, total_usage
+from toolcell.calls.schema import dicts_in
 from toolcell.calls.values import BadValue, bounded_json, copy_arguments, is_large
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
@@ -33,8 +34,7 @@ from toolcell.tools.adapters import with_options
 from toolcell.tools.batch import run_batch, together
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
 from toolcell.tools.pipeline import answer_call, examine, run_call
-from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.spec import Offered, ToolSpec
+from toolcell.tools.spec import Offered, RegistryState, ToolSpec
 from toolcell_bridge.guest.placeholder import RESULT_OF, member_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
@@ -48,15 +48,7 @@ class PlanError(ValueError):
 
 def references(value: Any) -> list[str]:
     """Return every "$ref" in arguments, in order."""
-    found, left = list[str](), [value]
-    while left:
-        each = left.pop()
-        if is_reference(each):
-            found.append(each["$ref"])
-        elif isinstance(each, dict | list):
-            items = list(each.values()) if isinstance(each, dict) else each
-            left += [item for item in reversed(items) if isinstance(item, dict | list)]
-    return found
+    return [each["$ref"] for each in dicts_in(value) if is_reference(each)]
 
 
 def is_reference(value: Any) -> bool:
@@ -307,7 +299,11 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
     # Without ids nothing can be referred to, so "$ref" in arguments is just a key: the plain plan stays as it was.
     referred = _references(written) if ids else [[] for _ in written]
     steps = tuple(_step(index, step, ids, referred[index], problems[index]) for index, step in enumerate(written))
-    _refuse_cycles(steps)
+    try:
+        _order(steps)
+    except CycleError as exc:
+        names = ", ".join(steps[index].id or f"step {index}" for index in sorted({*exc.args[1]}))
+        raise PlanError(f"steps wait for each other: {names}") from None
     return Plan(steps, args.get("on_error", "continue"), args.get("timeout_s"), bool(args.get("validate_only", False)))
 
 
@@ -382,14 +378,15 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: li
     )
 
 
-def _refuse_cycles(steps: tuple[Step, ...]) -> None:
-    waiting = {step.index: step.needs for step in steps if step.needs}
-    while ready := [index for index, needs in waiting.items() if waiting.keys().isdisjoint(needs)]:
-        for index in ready:
-            del waiting[index]
-    if waiting:
-        names = ", ".join(steps[index].id or f"step {index}" for index in waiting)
-        raise PlanError(f"steps wait for each other: {names}")
+def _order(steps: tuple[Step, ...]) -> TopologicalSorter[int]:
+    """Return what says which steps are ready.
+
+    Raises:
+        CycleError: some wait for each other.
+    """
+    order = TopologicalSorter({step.index: step.needs for step in steps})
+    order.prepare()
+    return order
 
 
 # Running a plan
@@ -508,20 +505,15 @@ class _PlanRun:
 
     async def _scheduled(self) -> None:
         """Run every step as soon as the steps it needs are done."""
-        ready = deque(step for step in self._plan.steps if not step.needs)
-        missing = {step.index: len(step.needs) for step in self._plan.steps}
-        followers: dict[int, list[Step]] = {step.index: [] for step in self._plan.steps}
-        for step in self._plan.steps:
-            for needed in step.needs:
-                followers[needed].append(step)
+        order = _order(self._plan.steps)
+        ready = deque(sorted(order.get_ready()))
 
-        async def perform(step: Step) -> None:
+        async def perform(index: int) -> None:
+            step = self._plan.steps[index]
             await self._turn.give_way()
             await self._one(step)
-            for follower in followers[step.index]:
-                missing[follower.index] -= 1
-                if not missing[follower.index]:
-                    ready.append(follower)
+            order.done(index)
+            ready.extend(sorted(order.get_ready()))
             if self._plan.on_error == "abort" and not (self._is_ok(step.index) or self._waits(step.index)):
                 self.cut_short(f"plan aborted: step {step.index} failed")
                 ready.clear()

@@ -1,7 +1,7 @@
 """`ToolRegistry`: the tools that a program offers, with hooks and rules; how they are read, called and changed.
 
 Reading never locks: every change makes a new state and swaps it in. Snapshots, subsets and namespaces are registries
-too, over the same tools. Read `registry_state` first: what a registry knows at one moment.
+too, over the same tools. Read `RegistryState` first: what a registry knows at one moment.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from toolcell.calls.arguments import Prepare
-from toolcell.calls.call import NO_FACTS, Call, CallableTools, RunContext, RunScope
+from toolcell.calls.arguments import Prepare, ToolCall, unique_ids
+from toolcell.calls.call import NO_FACTS, BeforeHook, Call, CallableTools, Hook, RunContext, RunScope
 from toolcell.calls.context import current, share_labels
-from toolcell.calls.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
+from toolcell.calls.definition import (
+    AnthropicToolDef,
+    ProviderToolDef,
+    TakenNames,
+    ToolDefinition,
+    check_collisions,
+    warn_about_description,
+)
 from toolcell.calls.events import EventBus
-from toolcell.calls.hooks import BeforeHook, Hook
-from toolcell.calls.model_calls import ToolCall, unique_ids
-from toolcell.calls.names import TakenNames, check_collisions
-from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin
-from toolcell.calls.policy import CallPolicy
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, CallPolicy, Origin
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import brief, check_kind
@@ -33,12 +36,19 @@ from toolcell.support.spelling import did_you_mean
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
-from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
 from toolcell.tools.pipeline import answer_call, refuse, run_call
-from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
-from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
-from toolcell.tools.stubs import python_module
+from toolcell.tools.spec import (
+    Middleware,
+    RegisteredTool,
+    RegistrySettings,
+    RegistryState,
+    ToolSpec,
+    compile_tool,
+    identities,
+    settings_of,
+)
+from toolcell.tools.stubs import SHOWN_CHARS, Detail, python_module, tools_text
 from toolcell_bridge.wire.requests import HTTP
 
 if TYPE_CHECKING:

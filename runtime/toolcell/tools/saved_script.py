@@ -16,8 +16,14 @@ from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.context import ToolContext
-from toolcell.calls.definition import ToolDefinition, check_definition
-from toolcell.calls.names import MAX_NAME_CHARS, check_collisions, check_name, provider_name
+from toolcell.calls.definition import (
+    MAX_NAME_CHARS,
+    ToolDefinition,
+    check_collisions,
+    check_definition,
+    check_name,
+    provider_name,
+)
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.schema_walk import check_of
@@ -28,8 +34,7 @@ from toolcell.support.packing import text_digest
 from toolcell.support.private_files import read_regular_file
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
-from toolcell.tools.registry_state import RegistryState, identities
-from toolcell.tools.spec import RegisteredTool, ToolSpec, compile_tool
+from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, compile_tool, identities
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
@@ -338,11 +343,7 @@ def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedSc
         UsageError: the folder cannot be read, or a script in it is damaged; names it.
     """
     check_path("folder", folder)
-    return list(_each(folder, name))
-
-
-def _each(folder: str | os.PathLike[str], name: str) -> Iterator[SavedScript]:
-    where = Path(folder)
+    where, found = Path(folder), list[SavedScript]()
     if not where.is_dir():
         raise UsageError(f"{str(where)!r:.200} is not a folder of saved scripts")
     try:
@@ -352,9 +353,10 @@ def _each(folder: str | os.PathLike[str], name: str) -> Iterator[SavedScript]:
             raise UsageError(f"{str(where)!r:.200} has {len(places)} folders, and at most {MAX_SCRIPTS} are read")
         for place in places:
             saved = sorted(number for number, endings in _files_of(place).items() if "json" in endings)
-            yield from (_read_version(place, place.name, number) for number in saved)
+            found += [_read_version(place, place.name, number) for number in saved]
     except OSError as exc:
         raise UsageError(f"saved scripts in {str(where)!r:.200} cannot be read: {exc.strerror}") from exc
+    return found
 
 
 def _files_of(place: Path) -> dict[int, set[str]]:
@@ -579,15 +581,11 @@ def _tools_of_versions(
         if number != max(versions):
             tool = tool.renamed(f"{script.name}_v{number}")  # rules about the name hold for it too
             known = state.tools.get(tool.name)
-            if known is not None and not _is_version_of(script.name, known):
+            source = script if known is None else known.spec.source
+            if not (isinstance(source, SavedScript) and source.name == script.name):
                 raise RegistrationError(f"{tool.name!r} is the name of a tool and of a version of {script.name!r}")
         made.append(tool)
     return made
-
-
-def _is_version_of(name: str, tool: RegisteredTool) -> bool:
-    source = tool.spec.source
-    return isinstance(source, SavedScript) and source.name == name
 
 
 class ScriptTarget:

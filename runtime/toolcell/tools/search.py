@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from toolcell.calls.context import ToolContext
-from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.names import provider_name
+from toolcell.calls.definition import ToolDefinition, provider_name
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
@@ -25,8 +24,8 @@ from toolcell.support.spelling import did_you_mean
 from toolcell.support.vocabulary import query_words, words
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
-from toolcell.tools.detail import DETAILS, Recent, check_shown_chars, tools_text
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
+from toolcell.tools.stubs import DETAILS, Recent, check_shown_chars, tools_text
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100

@@ -20,7 +20,7 @@ from toolcell.agents.providers.provider import (
 )
 from toolcell.agents.providers.retries import reported_error
 from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, fields_of
-from toolcell.calls.model_calls import unique_ids
+from toolcell.calls.arguments import unique_ids
 from toolcell.support.text import whole_characters
 from toolcell.tools import ToolCall, ToolDefinition
 

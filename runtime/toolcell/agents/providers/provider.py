@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from toolcell.calls.model_calls import unique_ids
+from toolcell.calls.arguments import unique_ids
 from toolcell.calls.result import NO_USAGE
 from toolcell.errors import ToolcellError
 from toolcell.support.text import whole_characters
