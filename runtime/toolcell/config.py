@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
@@ -201,6 +201,32 @@ class Limits(SettingsModel):
 
     concurrent_calls: int = setting(default=10, gt=0)
     """Tool calls of one run that execute at the same time. Further calls wait."""
+
+
+OF_SANDBOX: Final[Mapping[str, Literal["changed", "lowered", "fixed"]]] = {
+    "cpu_cores": "changed",
+    "cpu_s": "lowered",
+    "memory_bytes": "lowered",
+    "processes": "lowered",
+    "open_files": "lowered",
+    "disk_bytes": "fixed",
+    "inodes": "fixed",
+    "frame_bytes": "fixed",
+}
+"""Limits that a sandbox is started with, and what can become of each afterwards, from outside. Every other limit is
+held by the host for one run."""
+
+
+def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
+    """Return True when a sandbox made with the limits `made_with` can be held to `wanted` from outside.
+
+    `fixed`: further limits that the backend cannot change.
+    """
+    for name, change in OF_SANDBOX.items():
+        asked, has = getattr(wanted, name), getattr(made_with, name)
+        if asked != has and (change == "fixed" or name in fixed or (change == "lowered" and asked > has)):
+            return False
+    return True
 
 
 class PoolConfig(SettingsModel):

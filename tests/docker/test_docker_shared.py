@@ -13,13 +13,14 @@ import msgpack
 import pytest
 
 from toolcell import Outcome, Policy, SandboxUnavailable, SyncRuntime
+from toolcell.config import fits
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.hardening import Blueprint
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 from toolcell.sandbox.docker.shared import backend
-from toolcell.sandbox.docker.shared.backend import SLOTS, can_hold, shared_container_config, slot_paths
+from toolcell.sandbox.docker.shared.backend import SLOTS, shared_container_config, slot_paths
 from toolcell_bridge.wire.mux import Mux
 
 from .docker_sandboxes import LIMITS, MIB, containers_of, opened
@@ -349,10 +350,11 @@ def test_the_ceilings_of_a_container_are_the_sum_of_its_sandboxes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "fits"),
+    ("changes", "is_held"),
     [
         ({}, True),
-        ({"wall_s": 1.0, "cpu_s": 99.0}, True),
+        ({"wall_s": 99.0, "cpu_s": 1.0, "cpu_cores": 1.0}, True),
+        ({"cpu_s": 99.0}, False),
         ({"memory_bytes": 64 * MIB, "processes": 1, "open_files": 16}, True),
         ({"memory_bytes": 256 * MIB}, False),
         ({"processes": 41}, False),
@@ -361,8 +363,8 @@ def test_the_ceilings_of_a_container_are_the_sum_of_its_sandboxes() -> None:
         ({"frame_bytes": 4096}, False),
     ],
 )
-def test_a_sandbox_goes_only_where_its_limits_fit(changes: dict[str, Any], fits: bool) -> None:
-    assert can_hold(LIMITS, LIMITS.model_copy(update=changes)) is fits
+def test_a_sandbox_goes_only_where_its_limits_fit(changes: dict[str, Any], is_held: bool) -> None:
+    assert fits(LIMITS.model_copy(update=changes), LIMITS) is is_held
 
 
 @pytest.mark.docker

@@ -6,7 +6,7 @@ Checks what a caller gave and names what is wrong with it. Starts and calls noth
 from __future__ import annotations
 
 import keyword
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final
 
@@ -32,13 +32,6 @@ ROOM_BYTES: Final = 4096
 
 CHUNK_BYTES = 1 << 20
 """Most of a file that is sent in one message."""
-
-FIXED = ("disk_bytes", "inodes", "frame_bytes")
-"""Limits that are set when a sandbox is made and cannot be changed from outside afterwards."""
-
-LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
-"""Limits that can be lowered from outside, and not raised."""
-
 
 LARGE: Final = 4_000
 """Elements of a script and its inputs, or as many times 32 characters, of which a thread takes care."""
@@ -254,14 +247,3 @@ def _check_names(inputs: object) -> None:
             raise UsageError(f"inputs= makes names of the script, and {name!r:.80} is not one; choose an identifier")
         if name in GUEST_NAMES or (name.startswith("__") and name.endswith("__")):
             raise UsageError(f"inputs= has {name!r}, which is a name of the sandbox itself; choose another one")
-
-
-def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
-    """Return True when a sandbox made with the limits `made_with` can be held to `wanted` from outside.
-
-    `fixed`: further limits that the backend cannot change.
-    """
-    if wanted is made_with:
-        return True
-    is_same = all(getattr(wanted, name) == getattr(made_with, name) for name in (*FIXED, *fixed))
-    return is_same and all(getattr(wanted, name) <= getattr(made_with, name) for name in LOWERED)

@@ -14,13 +14,13 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.config import Limits, PoolConfig
+from toolcell.config import Limits, PoolConfig, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection, Place
 from toolcell.run.conversation import Conversation
 from toolcell.run.monitor import RunMonitor
-from toolcell.run.run import Run, fits
+from toolcell.run.run import Run
 from toolcell.sandbox.backend import Sandbox, check_kind_of
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
@@ -177,7 +177,7 @@ class Sandboxes:
             lambda connection: connection.is_usable,
             lambda connection: connection.sandbox.freeze(),
             warm=config.warm,
-            cap=possible_cap(config.cap, self._environment.descriptors_per_sandbox),
+            cap=possible_cap(config.cap, self._environment.backend.descriptors_per_sandbox),
             idle_s=config.idle_s,
             clock=self._clock,
         )
@@ -253,7 +253,7 @@ class Sandboxes:
 
     async def _sandbox_for(self, limits: Limits) -> GuestConnection:
         """Return a sandbox of the pool if its limits can be lowered to these, or start one."""
-        is_pooled = fits(limits, self._limits, self._environment.fixed)
+        is_pooled = limits is self._limits or fits(limits, self._limits, self._environment.backend.fixed)
         return await self._acquire(None if is_pooled else limits)
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -49,8 +49,6 @@ class Environment:
         """What scripts may import besides the standard library; with versions once it is open."""
         self.facts: dict[str, Any] = {"packages": self._names, "preload": self._preload}
         """For the audit log."""
-        self.fixed: Collection[str] = ()
-        """Limits that the backend cannot change once a sandbox is made."""
         self._backend: Backend | None = None
 
     @property
@@ -116,7 +114,6 @@ class Environment:
                 raise IsolationRefused(GVISOR_HAS_NOT) from None  # which says more than the call that failed first
             raise SandboxUnavailable(f"{exc}; {await self._what_runs(policy, limits)}") from exc
         stack.push_async_callback(backend.close)
-        self.fixed = backend.fixed
         self.check_supported(limits)
 
     async def _make(self, policy: Policy, limits: Limits) -> Backend:
@@ -151,11 +148,6 @@ class Environment:
         """
         if limits.cpu_cores is not None and (why := self.backend.unsupported.get("cpu_cores")) is not None:
             raise SandboxUnavailable(f"cpu_cores={limits.cpu_cores:g} cannot be held: {why}")
-
-    @property
-    def descriptors_per_sandbox(self) -> int:
-        """Open files of this process that each sandbox takes."""
-        return self.backend.descriptors_per_sandbox
 
     async def _resolved_packages(self) -> Any:
         if not self._names:

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from toolcell.config import MIB, Limits, Policy
+from toolcell.config import MIB, Limits, Policy, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BELOW, Exit, Sample
 from toolcell.sandbox.docker.container import SIGKILL
@@ -98,21 +98,6 @@ def shared_container_config(blueprint: Blueprint, limits: Limits, slots: int, pr
     }
     host.pop("ShmSize", None)
     return config | {"HostConfig": host}
-
-
-def can_hold(made_for: Limits, limits: Limits) -> bool:
-    """Return whether a container made for `made_for` can hold a sandbox with `limits`."""
-    is_same = (
-        made_for.disk_bytes == limits.disk_bytes
-        and made_for.inodes == limits.inodes
-        and made_for.frame_bytes == limits.frame_bytes
-    )
-    return (
-        is_same
-        and limits.memory_bytes <= made_for.memory_bytes
-        and limits.processes <= made_for.processes
-        and limits.open_files <= made_for.open_files
-    )
 
 
 class SharedSandbox(SupervisedSandbox):
@@ -248,10 +233,11 @@ class SharedContainers:
 
     def _with_room(self, limits: Limits) -> SharedContainer | None:
         for made_for, container in tuple(self._containers):
+            counted = made_for.model_copy(update={"cpu_s": limits.cpu_s})  # CPU time is counted for each sandbox
             if container.problem is not None:
                 self._containers.remove((made_for, container))
                 self._engine.run_in_background(container.aclose)
-            elif container.free > 0 and can_hold(made_for, limits):
+            elif container.free > 0 and fits(limits, counted):
                 return container
             elif container.is_empty:
                 # It was made for limits that no run asks for any more, or it has lost all its slots.
