@@ -104,7 +104,7 @@ def test_the_host_looks_nothing_up_by_name_in_a_sandbox_or_backend() -> None:
                     text = ast.unparse(subject)
                     if text.rpartition(".")[2].lstrip("_") in ("sandbox", "backend"):
                         found.append(f"{path.relative_to(root)}: {ast.unparse(node)}")
-    assert found == ["sandbox/built_in.py: getattr(backend, 'start', None)"], "the one says what `backend=` takes"
+    assert found == ["sandbox/environment.py: getattr(backend, 'start', None)"], "the one says what `backend=` takes"
 
 
 class FakeLike:

@@ -16,7 +16,7 @@ from toolcell import Limits
 from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.docker.engine import Engine
+from toolcell.sandbox.docker.container import Engine
 from toolcell.sandbox.docker.hardening import Blueprint, container_config
 
 MIB = 1 << 20

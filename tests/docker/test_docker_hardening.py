@@ -19,13 +19,13 @@ from toolcell.sandbox.docker.hardening import (
     OWN_PROCESSES,
     Blueprint,
     container_config,
+    container_profile,
     daemon_layers,
     live_layers,
     required_layers,
     resources,
 )
 from toolcell.sandbox.docker.images.reference import ImageRef
-from toolcell.sandbox.docker.seccomp_profile import container_profile
 
 from .docker_sandboxes import LIMITS, MIB, bare, greeted, opened
 

@@ -13,7 +13,7 @@ import pytest
 
 from toolcell.errors import PackageError, SandboxUnavailable
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.docker.images import build, check, packages, reference
+from toolcell.sandbox.docker.images import build, check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 pytestmark = pytest.mark.docker
@@ -68,7 +68,7 @@ def test_modules_are_compiled_in_the_image(docker_client: EngineClient, docker_i
 
 
 def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: EngineClient, docker_image: ImageRef) -> None:
-    found = packages.ensure_image(docker_client)
+    found = build.ensure_image(docker_client)
     assert found.id.startswith("sha256:")
     assert reference.require_image(docker_client, docker_image.id).id == docker_image.id
     assert (found.guest_version, found.tag) == (reference.VERSION, reference.DEFAULT_IMAGE)
@@ -79,7 +79,7 @@ def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: EngineClient, 
 def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: EngineClient) -> None:
     """Our command builds our own images only. The message for another name says to pull it, build it or leave it out."""
     with pytest.raises(SandboxUnavailable, match=r"no image nope:1; docker pull or docker build it") as caught:
-        packages.ensure_image(docker_client, "nope:1")
+        build.ensure_image(docker_client, "nope:1")
     assert "toolcell images check nope:1" in str(caught.value)
     assert f"leave the image out for {reference.DEFAULT_IMAGE}, which `toolcell images build` makes" in str(
         caught.value
@@ -93,7 +93,7 @@ def test_another_versions_guest_is_refused(
 ) -> None:
     other = relabelled(docker_client, docker_image, scraps, "old", {reference.GUEST: "0.0.1"})
     with pytest.raises(SandboxUnavailable, match=r"guest in \S+ is toolcell 0\.0\.1, this is toolcell .* images build"):
-        packages.ensure_image(docker_client, other)
+        build.ensure_image(docker_client, other)
 
 
 def test_an_image_without_a_guest_is_refused(
@@ -101,7 +101,7 @@ def test_an_image_without_a_guest_is_refused(
 ) -> None:
     other = relabelled(docker_client, docker_image, scraps, "foreign", {reference.GUEST: ""})
     with pytest.raises(SandboxUnavailable, match=r"not a sandbox image .* images build --base"):
-        packages.ensure_image(docker_client, other)
+        build.ensure_image(docker_client, other)
 
 
 def test_wrong_labels_are_found(docker_client: EngineClient, docker_image: ImageRef, scraps: list[str]) -> None:
@@ -125,7 +125,7 @@ def relabelled(client: EngineClient, image: ImageRef, scraps: list[str], name: s
 def test_packages_are_built_into_an_image_once(
     docker_client: EngineClient, docker_image: ImageRef, wheel: Path, scraps: list[str]
 ) -> None:
-    derived = packages.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    derived = build.ensure_image(docker_client, docker_image.id, [str(wheel)])
     scraps.append(derived.tag)
 
     assert derived.packages == {"answer-box": "1.0"}
@@ -133,8 +133,8 @@ def test_packages_are_built_into_an_image_once(
     assert check.problems(docker_client, derived) == []
     code = "import answer_box, os; print(answer_box.ANSWER, os.path.exists(answer_box.__cached__))"
     assert check.run_python(docker_client, derived.id, code).split() == ["42", "True"]
-    assert packages.ensure_image(docker_client, docker_image.id, [str(wheel)]).id == derived.id
-    assert packages.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
+    assert build.ensure_image(docker_client, docker_image.id, [str(wheel)]).id == derived.id
+    assert build.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
 
 
 def test_no_package_replaces_a_module_of_the_guest(
@@ -148,7 +148,7 @@ def test_no_package_replaces_a_module_of_the_guest(
             "usurper-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr("usurper-1.0.dist-info/RECORD", "toolcell_bridge/__init__.py,,\n")
-    derived = packages.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    derived = build.ensure_image(docker_client, docker_image.id, [str(wheel)])
     scraps.append(derived.tag)
 
     told = check.run_python(docker_client, derived.id, "import toolcell_bridge; print(toolcell_bridge.__file__)")
@@ -162,7 +162,7 @@ def test_a_package_that_cannot_be_installed_leaves_no_image(
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(b"no archive")
     with pytest.raises(PackageError, match=r"could not install .*broken-1\.0"):
-        packages.ensure_image(docker_client, docker_image.id, [str(broken)])
+        build.ensure_image(docker_client, docker_image.id, [str(broken)])
     assert {each.tag for each in reference.list_images(docker_client)} == before
 
 

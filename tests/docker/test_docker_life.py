@@ -15,7 +15,7 @@ from toolcell import Outcome, PoolConfig, Runtime, SandboxUnavailable
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.backend import DockerSandbox
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.docker.engine import Engine
+from toolcell.sandbox.docker.container import Engine
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 

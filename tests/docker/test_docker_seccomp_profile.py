@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rows import each_row
-from toolcell.sandbox.docker.seccomp_profile import (
+from toolcell.sandbox.docker.hardening import (
     BESIDE_GUESTS,
     MACHINES,
     UNTIL_GUEST,

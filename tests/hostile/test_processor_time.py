@@ -7,7 +7,7 @@ import pytest
 from hostile.attacks import BRIEF_CHILDREN, IGNORE_CHILDREN
 from toolcell import Limits, Outcome, PoolConfig, Runtime, SyncRuntime
 from toolcell.sandbox.process import cgroup_manager
-from toolcell.sandbox.process.cgroup_hierarchy import NoLocation
+from toolcell.sandbox.process.cgroup_manager import NoLocation
 
 pytestmark = pytest.mark.quick
 

@@ -43,7 +43,7 @@ from toolcell.egress import Allow, Egress
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
 from toolcell.sandbox.kubernetes import backend as backend_module
 from toolcell.sandbox.kubernetes import cluster as cluster_module
-from toolcell.sandbox.kubernetes.cluster_objects import manifests
+from toolcell.sandbox.kubernetes.cluster import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
 from toolcell.sandbox.node import sandbox as node_sandbox_module
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcell.sandbox.process.cgroup_hierarchy import (
+from toolcell.sandbox.process.cgroup_manager import (
     NoLocation,
     V1Location,
     V2Group,

@@ -16,8 +16,16 @@ from typing import ClassVar
 import pytest
 
 from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
-from toolcell.sandbox.process.cgroup_hierarchy import HOSTS, V1Location, V2Location
-from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover, host_directory, is_orphan
+from toolcell.sandbox.process.cgroup_manager import (
+    HOSTS,
+    CgroupManager,
+    NoLocation,
+    V1Location,
+    V2Location,
+    discover,
+    host_directory,
+    is_orphan,
+)
 from toolcell.sandbox.process.probes import is_under_gvisor
 
 pytestmark = [

@@ -15,8 +15,7 @@ from toolcell.sandbox import interpreter
 from toolcell.sandbox.docker.hardening import Blueprint, resources
 from toolcell.sandbox.process import cgroup_manager
 from toolcell.sandbox.process.cgroup import CgroupFiles
-from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
-from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover
+from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, V1Location, V2Location, discover
 from toolcell.testing import FakeBackend
 from toolcell_bridge.isolation import rlimits
 

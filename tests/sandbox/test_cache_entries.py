@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell.cli import build, exits
-from toolcell.sandbox.process import cache_entries, packages
-from toolcell.sandbox.process.cache import private_directory
+from toolcell.sandbox.process import packages
+from toolcell.sandbox.process.cache import entries, private_directory, prune
 from toolcell.sandbox.process.packages import PackageEnvironment
 from wheels import is_as_built, lay_out
 
@@ -52,16 +52,16 @@ def last_used(entry: Path, hours_ago: float) -> None:
 
 def names(cache: Path) -> set[str]:
     """What the copies and environments have in them."""
-    return {entry.content.partition(" ")[0].rpartition("/")[2] for entry in cache_entries.entries(cache)}
+    return {entry.content.partition(" ")[0].rpartition("/")[2] for entry in entries(cache)}
 
 
 def test_what_was_not_used_for_longest_goes_first(cache: Path) -> None:
     environments = [built_elsewhere(name) for name in NAMES]
     for hours, environment in zip((3, 1, 2), environments, strict=True):
         last_used(environment, hours)
-    total = sum(entry.size_bytes for entry in cache_entries.entries(cache))
+    total = sum(entry.size_bytes for entry in entries(cache))
 
-    freed = cache_entries.prune(cache, max_bytes=total - len(DATA))
+    freed = prune(cache, max_bytes=total - len(DATA))
 
     assert len(DATA) < freed < 2 * len(DATA)
     assert [environment.exists() for environment in environments] == [False, True, True]
@@ -73,23 +73,23 @@ def test_what_a_process_uses_is_never_removed(cache: Path) -> None:
     built_elsewhere(NAMES[1])
     last_used(ours.path.parent, 100)
 
-    cache_entries.prune(cache, max_bytes=0, unused_s=0)
+    prune(cache, max_bytes=0, unused_s=0)
 
     assert is_as_built(ours)
-    left = {(entry.kind, entry.in_use) for entry in cache_entries.entries(cache)}
+    left = {(entry.kind, entry.in_use) for entry in entries(cache)}
     assert left == {("environments", True)}
 
 
 def test_an_environment_that_was_removed_is_built_again(cache: Path) -> None:
     built_elsewhere(NAMES[0])
-    cache_entries.prune(cache, max_bytes=0)
+    prune(cache, max_bytes=0)
     assert names(cache) == set()
     assert is_as_built(packages.resolve(NAMES[:1]))
 
 
 def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = built_elsewhere(NAMES[0])
-    monkeypatch.setattr(cache_entries.prune, "__kwdefaults__", {"max_bytes": 2 * len(DATA), "unused_s": None})
+    monkeypatch.setattr(prune, "__kwdefaults__", {"max_bytes": 2 * len(DATA), "unused_s": None})
 
     newer = packages.resolve(NAMES[1:2])
 
@@ -104,7 +104,7 @@ def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:
         folder.mkdir()
     last_used(old, 2)
 
-    cache_entries.prune(cache)
+    prune(cache)
 
     assert [folder.exists() for folder in (old, new, removed)] == [False, True, False]
 
@@ -114,12 +114,13 @@ import sys
 sys.path.append({str(Path(__file__).parent.parent)!r})
 from pathlib import Path
 from wheels import is_as_built
-from toolcell.sandbox.process import cache_entries, packages
+from toolcell.sandbox.process import packages
+from toolcell.sandbox.process.cache import prune, user_cache
 print("ready", flush=True)
 sys.stdin.readline()
 for round in range(8):
     if sys.argv[1] == "prune":
-        cache_entries.prune(cache_entries.default_cache(), max_bytes=0)
+        prune(user_cache(), max_bytes=0)
     else:
         assert is_as_built(packages.resolve(sys.argv[2:]))
 """
@@ -198,7 +199,7 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(cache: Path, tmp_path: 
     environment.rename(elsewhere)
     environment.symlink_to(elsewhere)
 
-    cache_entries.prune(cache, max_bytes=0)
+    prune(cache, max_bytes=0)
 
     assert (elsewhere / "manifest.json").exists()
     found: PackageEnvironment = packages.resolve(NAMES[:1])

@@ -19,7 +19,7 @@ from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.process import contained_sandbox
+from toolcell.sandbox.process import contained_backend
 from toolcell.sandbox.process import zygote as zygotes
 from toolcell.sandbox.process.contained_zygote import ContainedZygote
 from toolcell_bridge.entry.process_usage import ProcessUsage
@@ -192,7 +192,7 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
 ) -> None:
     me = psutil.Process()
     before = me.children()
-    monkeypatch.setattr(contained_sandbox, "END_S", 2 * WAITED_S)
+    monkeypatch.setattr(contained_backend, "END_S", 2 * WAITED_S)
     async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=5)) as runtime:
 
         def stop(stream: str, text: str) -> None:
@@ -232,7 +232,7 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
     """The attack: another process of the user stops what ends a sandbox."""
     me, stopped = psutil.Process(), []
     before = me.children()
-    monkeypatch.setattr(contained_sandbox, "END_S", 2 * WAITED_S)
+    monkeypatch.setattr(contained_backend, "END_S", 2 * WAITED_S)
     async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0)) as runtime, runtime.session() as beside:
         assert (await beside.execute_code("x = 1")).ok
         (zygote,) = [child for child in me.children() if child not in before]

@@ -18,7 +18,7 @@ import pytest
 
 from rows import each_row
 from toolcell.errors import PackageError, SandboxUnavailable, UsageError
-from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, site
+from toolcell.sandbox.docker.images import build, check, debian_base, reference, site
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import ImagePython, drop_tests
 from toolcell.sandbox.process import package_sources
@@ -231,34 +231,34 @@ def test_requirements_are_read_without_comments() -> None:
 
 def test_a_derived_image_is_addressed_by_its_content() -> None:
     wanted = parse_wanted(["pandas>=2", "polars"])
-    assert packages.content_address(IMAGE, wanted) == packages.content_address(IMAGE, wanted[::-1])
-    assert packages.content_address(IMAGE, wanted) != packages.content_address(IMAGE, wanted[:1])
-    assert packages.content_address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != packages.content_address(
+    assert build.content_address(IMAGE, wanted) == build.content_address(IMAGE, wanted[::-1])
+    assert build.content_address(IMAGE, wanted) != build.content_address(IMAGE, wanted[:1])
+    assert build.content_address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != build.content_address(
         IMAGE, wanted
     )
 
 
 def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
     client: Any = None  # never used
-    assert packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
-    assert not packages.provides(IMAGE, parse_wanted(["numpy>=3"])[0])
-    assert not packages.provides(IMAGE, parse_wanted(["numpy[extra]"])[0])
+    assert build.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
+    assert not build.provides(IMAGE, parse_wanted(["numpy>=3"])[0])
+    assert not build.provides(IMAGE, parse_wanted(["numpy[extra]"])[0])
     with pytest.raises(UsageError):
-        packages.derive(client, IMAGE, ["--index-url=http://evil"])
+        build.derive(client, IMAGE, ["--index-url=http://evil"])
 
 
 def test_a_derived_image_that_is_built_says_so_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def build(*_: object, report: Callable[[str], None], **__: object) -> ImageRef:
+    def built(*_: object, report: Callable[[str], None], **__: object) -> ImageRef:
         report("fetching polars")
         return IMAGE
 
-    monkeypatch.setattr(packages.reference, "find_image", lambda *_: None)
-    monkeypatch.setattr(packages, "build_with_packages", build)
+    monkeypatch.setattr(build.reference, "find_image", lambda *_: None)
+    monkeypatch.setattr(build, "build_with_packages", built)
     client: Any = None  # never used
     with caplog.at_level("INFO", "toolcell.sandbox.process.package_sources"):
-        assert packages.derive(client, IMAGE, ["polars"]) is IMAGE
+        assert build.derive(client, IMAGE, ["polars"]) is IMAGE
     assert caplog.messages == ["fetching polars"]
 
 

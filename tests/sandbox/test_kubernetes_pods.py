@@ -19,7 +19,7 @@ from toolcell import Limits, UsageError
 from toolcell.config import MIB
 from toolcell.errors import MissingPackage
 from toolcell.sandbox.kubernetes.backend import KubernetesBackend
-from toolcell.sandbox.kubernetes.cluster_objects import manifests, to_yaml
+from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
 from toolcell.sandbox.kubernetes.pods import PodSettings, bytes_of, layers_of, memory_of, pod_template
 from toolcell.sandbox.kubernetes.weaknesses import (

@@ -10,15 +10,15 @@ import anyio
 import msgpack
 import pytest
 
-from toolcell.sandbox.node import frames
-from toolcell.sandbox.node.frames import frame
+from toolcell.sandbox.node import connection
+from toolcell.sandbox.node.connection import frame
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
 from toolcell.sandbox.stream import SocketStream
 
 pytestmark = [pytest.mark.quick, pytest.mark.every_loop, pytest.mark.anyio]
 
 PIECE = bytes(1 << 18)
-END = frame(frames.END, msgpack.packb([9, None, 0.1, 1, ""]))
+END = frame(connection.END, msgpack.packb([9, None, 0.1, 1, ""]))
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def connected() -> AsyncIterator[tuple[NodeStream, SocketStream]]:
 
 async def flood(node: SocketStream, count: int, sent: list[int]) -> None:
     for _ in range(count):
-        await node.send(frame(frames.BRIDGE, PIECE))
+        await node.send(frame(connection.BRIDGE, PIECE))
         sent[0] += 1
 
 
@@ -50,7 +50,7 @@ async def test_while_nobody_receives_a_sender_that_waits_keeps_little_and_goes_o
     sent, count = [0], 64
     async with connected() as (stream, node), anyio.create_task_group() as tasks:
         tasks.start_soon(take_all, node)
-        tasks.start_soon(stream.send, bytes(2 * frames.WINDOW_BYTES))
+        tasks.start_soon(stream.send, bytes(2 * connection.WINDOW_BYTES))
         tasks.start_soon(flood, node, count, sent)
         for _ in range(20):
             await anyio.sleep(0.01)
@@ -74,7 +74,7 @@ async def test_an_end_that_was_asked_for_is_read_behind_any_flood() -> None:
             await node.send(END)
 
         tasks.start_soon(take_all, node)
-        tasks.start_soon(stream.send, bytes(2 * frames.WINDOW_BYTES))
+        tasks.start_soon(stream.send, bytes(2 * connection.WINDOW_BYTES))
         tasks.start_soon(flood_and_end)
         for _ in range(20):
             await anyio.sleep(0.01)

@@ -16,8 +16,7 @@ import pytest
 from toolcell import Limits, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sandbox
 from toolcell.sandbox.node import stream as stream_module
-from toolcell.sandbox.node.connection import MOST_UNPROVED, NodeConnection, NodeService
-from toolcell.sandbox.node.frames import NONCE_BYTES
+from toolcell.sandbox.node.connection import MOST_UNPROVED, NONCE_BYTES, NodeConnection, NodeService
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.ray.backend import RayBackend, RayNode

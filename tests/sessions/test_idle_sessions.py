@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
-from toolcell.sandbox.process import signals
+from toolcell.sandbox.process import process_watch
+from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
-from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
-from toolcell.sandbox.process.signals import signal_all, tree_of
+from toolcell.sandbox.process.process_watch import signal_all, tree_of
 from toolcell.sessions import Session, state
 
 HIDES = """
@@ -186,7 +186,7 @@ def tree() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_signal_reaches_every_process_of_a_tree(
     tree: subprocess.Popen[bytes], has_children: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "HAS_CHILDREN", has_children)
+    monkeypatch.setattr(process_watch, "HAS_CHILDREN", has_children)
     pids = tree_of(tree.pid)
     assert len({*pids}) == 3 and pids[0] == tree.pid and tree_of(2**22 + 1) == [2**22 + 1]
     assert signal_all(lambda: tree_of(tree.pid), signal.SIGSTOP)

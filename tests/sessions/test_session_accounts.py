@@ -28,7 +28,7 @@ from toolcell.journal.database import OpenJournal
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore
 from toolcell.run.streaming import RunFinished
-from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
+from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sync import SyncSession
 from toolcell.tools import ToolContext
 

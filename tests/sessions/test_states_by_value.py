@@ -17,7 +17,7 @@ import pytest
 import journals
 from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime, ToolRegistry
 from toolcell.control import Approve
-from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
+from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions import kept_state
 from toolcell.sync import SyncSession
 

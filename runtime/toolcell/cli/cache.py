@@ -12,7 +12,7 @@ from toolcell.cli import exits
 from toolcell.cli.arguments import parse_size
 from toolcell.cli.flags import AsJson, group
 from toolcell.cli.terminal import output, print_json, safe, size, stdout
-from toolcell.sandbox.process import cache_entries
+from toolcell.sandbox.process import cache
 from toolcell.support.times import parse_time
 
 SUMMARY = """Cached package environments and interpreters of the process backend.
@@ -25,8 +25,8 @@ EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} the cache cannot
 
 def list_entries(as_json: AsJson = False) -> None:
     """List entries with their size and last use, the most recently used first. A shared file counts once."""
-    cache = cache_entries.default_cache()
-    found = cache_entries.entries(cache)
+    folder = cache.user_cache()
+    found = cache.entries(folder)
     total = sum(entry.size_bytes for entry in found)
     if as_json:
         listed = [
@@ -40,12 +40,12 @@ def list_entries(as_json: AsJson = False) -> None:
             }
             for entry in found
         ]
-        print_json({"cache": str(cache), "size_bytes": total, "max_bytes": cache_entries.MAX_BYTES, "entries": listed})
+        print_json({"cache": str(folder), "size_bytes": total, "max_bytes": cache.MAX_BYTES, "entries": listed})
         return
     for entry in found:
         use = "in use now" if entry.in_use else _time(entry.used_ns)
         stdout().print(safe(f"{entry.kind:<12}  {size(entry.size_bytes):>9}  {use:<16}  {entry.content}".rstrip()))
-    stdout().print(safe(f"{size(total)} of at most {size(cache_entries.MAX_BYTES)} in {cache}"))
+    stdout().print(safe(f"{size(total)} of at most {size(cache.MAX_BYTES)} in {folder}"))
 
 
 def prune(
@@ -54,7 +54,7 @@ def prune(
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help=f"Remove the least recently used until the rest fits. [default: {size(cache_entries.MAX_BYTES)}]",
+            help=f"Remove the least recently used until the rest fits. [default: {size(cache.MAX_BYTES)}]",
         ),
     ] = None,
     older_than: Annotated[
@@ -65,12 +65,12 @@ def prune(
 ) -> None:
     """Remove the least recently used entries. Those that a running process uses stay."""
     unused_s = time.time() - parse_time(older_than) / 1e9 if older_than is not None else None
-    cache = cache_entries.default_cache()
-    bound = cache_entries.MAX_BYTES if max_bytes is None else max_bytes
-    freed = cache_entries.prune(cache, max_bytes=bound, unused_s=unused_s)
-    left = sum(entry.size_bytes for entry in cache_entries.entries(cache))
-    said = safe(f"freed {size(freed)}; {size(left)} left in {cache}")
-    done = {"cache": str(cache), "freed_bytes": freed, "size_bytes": left}
+    folder = cache.user_cache()
+    bound = cache.MAX_BYTES if max_bytes is None else max_bytes
+    freed = cache.prune(folder, max_bytes=bound, unused_s=unused_s)
+    left = sum(entry.size_bytes for entry in cache.entries(folder))
+    said = safe(f"freed {size(freed)}; {size(left)} left in {folder}")
+    done = {"cache": str(folder), "freed_bytes": freed, "size_bytes": left}
     output(done, as_json, lambda: stdout().print(said))
 
 

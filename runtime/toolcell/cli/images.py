@@ -16,7 +16,7 @@ from toolcell.cli.execution import Watch, run_watched, showing_installation
 from toolcell.cli.flags import AsJson, group
 from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, packages, reference, service_image
+from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, reference
 
 SUMMARY = """Build, list and check images for `backend="docker"`.
 
@@ -63,7 +63,7 @@ def build_image(
         with engine() as client:
             on = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say) if debian else base
             if service:
-                return [service_image.build_service(client, on, package or (), fresh=fresh, report=watch.say)]
+                return [build.build_service(client, on, package or (), fresh=fresh, report=watch.say)]
             built = [build.build_python(client, on, fresh=fresh, report=watch.say)]
             if data:
                 built.append(build.build_data(client, built[0], fresh=fresh, report=watch.say))
@@ -74,7 +74,7 @@ def build_image(
                 built.append(build.build_shell(client, programs, fresh=fresh, report=watch.say))
             if package:
                 with showing_installation(watch):
-                    built.append(packages.ensure_image(client, (built[1] if data else built[0]).tag, package))
+                    built.append(build.ensure_image(client, (built[1] if data else built[0]).tag, package))
             for each in built:
                 watch.say(f"checking {each.tag}")
                 check.require_sound(client, each)

@@ -15,7 +15,7 @@ __all__ = [
 if TYPE_CHECKING:
     from toolcell.sandbox.backend import Backend, ByteStream, Exit, Sample, Sandbox
     from toolcell.sandbox.environment import prepare_packages
-    from toolcell.sandbox.process.package_installers import use_package_index
+    from toolcell.sandbox.process.package_sources import use_package_index
     from toolcell.sandbox.stream import SocketStream, read_available
 else:
     __getattr__, __dir__ = lazy_names(
@@ -23,7 +23,7 @@ else:
         {
             "toolcell.sandbox.backend": "Backend Backend ByteStream Exit Sample Sandbox Sandbox",
             "toolcell.sandbox.environment": "prepare_packages",
-            "toolcell.sandbox.process.package_installers": "use_package_index",
+            "toolcell.sandbox.process.package_sources": "use_package_index",
             "toolcell.sandbox.stream": "SocketStream read_available",
         },
     )

@@ -17,8 +17,7 @@ from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import INTERRUPTED_S, Backend, Exit, Sample, Sandbox
 from toolcell.sandbox.docker.attach import AttachedStream
-from toolcell.sandbox.docker.container import Container
-from toolcell.sandbox.docker.engine import Engine
+from toolcell.sandbox.docker.container import Container, Engine
 from toolcell.sandbox.docker.hardening import (
     Blueprint,
     container_config,

@@ -10,7 +10,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
-    from toolcell.sandbox.kubernetes.cluster_objects import manifests, to_yaml
+    from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
     from toolcell.sandbox.kubernetes.pod_server import PORT
     from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
 else:
@@ -18,7 +18,7 @@ else:
         __name__,
         {
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
-            "toolcell.sandbox.kubernetes.cluster_objects": "manifests to_yaml",
+            "toolcell.sandbox.kubernetes.cluster": "manifests to_yaml",
             "toolcell.sandbox.kubernetes.pod_server": "PORT",
             "toolcell.sandbox.kubernetes.pods": "IMAGE PodSettings check_name",
         },

@@ -6,12 +6,14 @@ The node trusts nobody who has not proved the key. It never reads what a guest s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import os
 import socket
 import ssl
+import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,10 +23,78 @@ import msgpack
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Backend, Sandbox
-from toolcell.sandbox.node import frames
-from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.node.secure_channel import SecureChannel
 from toolcell.sandbox.stream import SocketStream
+
+# What a caller and a node say to each other on the connection of one sandbox: frames, and the proof of the shared
+# key.
+#
+# One connection carries the bridge and everything about its sandbox, so reports and bytes arrive in the order in
+# which they were sent. A caller that closes its half kills the sandbox.
+
+HEAD: Final = struct.Struct(">cI")
+"""Kind of a frame, and the length of its body."""
+
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+
+SETTINGS, START, ACCEPT, PREPARE, SAMPLE, SIGNAL = b"O", b"S", b"A", b"P", b"Q", b"N"
+"""From the caller: how its sandboxes are made, where the node was not told before; limits; layers of the Hello; limits
+of the run; a question; the name of a signal."""
+
+STARTED, FAILED, PREPARED, USAGE, END, ACKNOWLEDGED = b"s", b"f", b"p", b"u", b"e", b"a"
+"""From the node: what was started, and its layers of which the guest does not tell; why nothing was; an answer; a
+measurement with raw output; how it ended, and that nothing is left of it; bytes that the guest has taken."""
+
+BRIDGE: Final = b"B"
+"""Both ways: bytes of the bridge."""
+
+WINDOW_BYTES: Final = 1 << 20
+"""Bridge bytes that a caller may send before the guest has taken some: a node keeps no more of them."""
+
+ACKNOWLEDGE_BYTES: Final = 1 << 18
+
+FRAME_BYTES: Final = 1 << 24
+"""Longest frame. What is longer is not a frame of ours."""
+
+
+def frame(kind: bytes, body: bytes | memoryview = b"") -> bytes:
+    """Return a frame."""
+    return HEAD.pack(kind, len(body)) + body
+
+
+def proof(key: bytes, who: bytes, of_node: bytes, of_caller: bytes) -> bytes:
+    """Return what proves that `who` has the key, in this connection only."""
+    return hmac.new(key, who + of_node + of_caller, hashlib.sha256).digest()
+
+
+class FrameBuffer:
+    """Cuts received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def frames(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each whole frame: kind and body.
+
+        Raises:
+            ValueError: a frame is longer than any of ours.
+        """
+        received = self._data
+        received += data
+        at = 0
+        while len(received) - at >= HEAD.size:
+            kind, length = HEAD.unpack_from(received, at)
+            if length > FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = at + HEAD.size + length
+            if len(received) < end:
+                break
+            body = bytes(memoryview(received)[at + HEAD.size : end])
+            at = end
+            yield kind, body
+        del received[:at]
+
 
 PROOF_S: Final = 10.0
 """In which a caller must prove the key."""
@@ -66,7 +136,7 @@ class NodeConnection(asyncio.Protocol):
         self._service = service
         self._settings = b""
         self._tls = None if service.tls is None else SecureChannel(service.tls, is_node=True)
-        self._nonce = os.urandom(frames.NONCE_BYTES)
+        self._nonce = os.urandom(NONCE_BYTES)
         self._unproved = b""
         self._is_proved = False
         self._frames = FrameBuffer()
@@ -115,10 +185,10 @@ class NodeConnection(asyncio.Protocol):
                 self._send(self._nonce)
         if not self._is_proved:
             self._unproved += data
-            if len(self._unproved) < frames.NONCE_BYTES + frames.PROOF_BYTES:
+            if len(self._unproved) < NONCE_BYTES + PROOF_BYTES:
                 return
-            nonce = self._unproved[: frames.NONCE_BYTES]
-            given, data = self._unproved[frames.NONCE_BYTES :][: frames.PROOF_BYTES], self._unproved[64:]
+            nonce = self._unproved[:NONCE_BYTES]
+            given, data = self._unproved[NONCE_BYTES:][:PROOF_BYTES], self._unproved[64:]
             if not hmac.compare_digest(given, proof(self._service.key, b"caller", self._nonce, nonce)):
                 self._transport.abort()
                 return
@@ -173,28 +243,28 @@ class NodeConnection(asyncio.Protocol):
 
     def _take(self, kind: bytes, body: bytes) -> None:
         sandbox = self._sandbox
-        if kind == frames.BRIDGE:
+        if kind == BRIDGE:
             self._to_guest.append(body)
             self._changed.set()
-        elif kind == frames.SETTINGS and self._task is None:
+        elif kind == SETTINGS and self._task is None:
             self._settings = body
-        elif kind == frames.START and self._task is None:
+        elif kind == START and self._task is None:
             self._task = self._loop.create_task(self._serve(Limits(**msgpack.unpackb(body))))
             self._service.tasks.add(self._task)
             self._task.add_done_callback(self._service.tasks.discard)
         elif sandbox is None:
             raise ValueError("nothing was started")
-        elif kind == frames.SAMPLE:
+        elif kind == SAMPLE:
             self._report(last=True)
-        elif kind == frames.ACCEPT:
+        elif kind == ACCEPT:
             with suppress(SandboxUnavailable):  # the caller knows what it requires
                 sandbox.accept(msgpack.unpackb(body))
-        elif kind == frames.PREPARE:
+        elif kind == PREPARE:
             self._run(self._prepare(sandbox, Limits(**msgpack.unpackb(body))))
-        elif kind == frames.SIGNAL and body == b"ask_line":
+        elif kind == SIGNAL and body == b"ask_line":
             sandbox.ask_line()
             self._run(self._look_often())
-        elif kind == frames.SIGNAL and body == b"interrupt":
+        elif kind == SIGNAL and body == b"interrupt":
             sandbox.interrupt()
 
     def _run(self, work: Any) -> None:
@@ -208,7 +278,7 @@ class NodeConnection(asyncio.Protocol):
             await sandbox.prepare(limits)
         except OSError as exc:
             problem = str(exc) or type(exc).__name__
-        self._write(frames.PREPARED, problem.encode())
+        self._write(PREPARED, problem.encode())
 
     # The sandbox
 
@@ -217,12 +287,12 @@ class NodeConnection(asyncio.Protocol):
         try:
             sandbox = await (await self._service.backend(self._settings)).start(limits)
         except Exception as exc:
-            self._write(frames.FAILED, str(exc).encode())
+            self._write(FAILED, str(exc).encode())
             self._transport.close()
             return
         self._sandbox = sandbox
         try:
-            self._write(frames.STARTED, msgpack.packb([sandbox.id, dict(sandbox.outside_layers)]))
+            self._write(STARTED, msgpack.packb([sandbox.id, dict(sandbox.outside_layers)]))
             if self._is_closed:
                 sandbox.kill()
             helpers = [self._loop.create_task(work) for work in (self._feed(sandbox), self._watch())]
@@ -243,7 +313,7 @@ class NodeConnection(asyncio.Protocol):
             sandbox.stream.is_looked_at = False  # it says nothing before the caller's answer, which comes by this loop
         while data := await sandbox.stream.receive():
             self._report()
-            self._write(frames.BRIDGE, data)
+            self._write(BRIDGE, data)
             await self._may_write.wait()
 
     async def _feed(self, sandbox: Sandbox) -> None:
@@ -255,8 +325,8 @@ class NodeConnection(asyncio.Protocol):
                 data = self._to_guest.popleft()
                 await sandbox.stream.send(data)
                 taken += len(data)
-                if taken >= frames.ACKNOWLEDGE_BYTES:
-                    self._write(frames.ACKNOWLEDGED, taken.to_bytes(8, "big"))
+                if taken >= ACKNOWLEDGE_BYTES:
+                    self._write(ACKNOWLEDGED, taken.to_bytes(8, "big"))
                     taken = 0
             await self._changed.wait()
 
@@ -282,7 +352,7 @@ class NodeConnection(asyncio.Protocol):
         self._reported = now
         each = sandbox.sample(last=last)
         self._write(
-            frames.USAGE,
+            USAGE,
             msgpack.packb(
                 [
                     last,
@@ -304,12 +374,12 @@ class NodeConnection(asyncio.Protocol):
         sandbox.kill()  # as a run here does: whoever closes its bridge has nothing more to say
         end = await sandbox.ended()
         while any(output := sandbox.read_output()):
-            self._write(frames.USAGE, msgpack.packb([False, *output]))
+            self._write(USAGE, msgpack.packb([False, *output]))
         self._report(last=True)
         self._is_gone = True
         await sandbox.destroy()
         body = msgpack.packb([end.signal, end.code, end.cpu_s, end.peak_memory_bytes, end.problem])
-        self._write(frames.END, body)
+        self._write(END, body)
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -12,7 +12,7 @@ import msgpack
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, Sandbox
-from toolcell.sandbox.node import frames
+from toolcell.sandbox.node import connection
 from toolcell.sandbox.node.stream import NodeStream
 
 END_S: Final = 15.0
@@ -62,7 +62,7 @@ class NodeSandbox(Sandbox):
         if missing := sorted(place.required - live.keys()):
             raise SandboxUnavailable(f"required isolation is not live on the node of {self.id}: {', '.join(missing)}")
         self.layers = live
-        self.stream.post(frames.ACCEPT, msgpack.packb(dict(layers)))
+        self.stream.post(connection.ACCEPT, msgpack.packb(dict(layers)))
 
     def is_alive(self) -> bool:
         """Whether it still runs, as far as the node has told."""
@@ -73,7 +73,7 @@ class NodeSandbox(Sandbox):
         """Lower its limits to those of its run, from outside."""
         if limits is self.limits:
             return
-        stream, stream_prepared = self.stream, frames.PREPARE
+        stream, stream_prepared = self.stream, connection.PREPARE
         stream.prepared = None
         await stream.send_frame(stream_prepared, msgpack.packb(limits.model_dump()))
         await stream.wait(lambda: stream.prepared is not None)
@@ -108,14 +108,14 @@ class NodeSandbox(Sandbox):
 
     def ask_line(self) -> bool:
         """Have the main thread of the script write its frames to descriptor 2."""
-        self.stream.was_asked = self.stream.post(frames.SIGNAL, b"ask_line")
+        self.stream.was_asked = self.stream.post(connection.SIGNAL, b"ask_line")
         return True
 
     interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Interrupt the script of a session."""
-        self.stream.post(frames.SIGNAL, b"interrupt")
+        self.stream.post(connection.SIGNAL, b"interrupt")
 
     async def ended(self) -> Exit:
         """Wait until nothing is left of it, or its node is lost; returns how it ended."""

@@ -21,9 +21,8 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
-from toolcell.sandbox.node import frames
-from toolcell.sandbox.node.connection import keep_alive
-from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
+from toolcell.sandbox.node import connection
+from toolcell.sandbox.node.connection import FrameBuffer, frame, keep_alive, proof
 from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
@@ -120,9 +119,9 @@ class NodeStream:
 
     async def _prove(self, key: bytes) -> None:
         early = b"" if self._tls is None else await self._shake_hands(self._tls)
-        theirs, ours = await self._exactly(frames.NONCE_BYTES, early), os.urandom(frames.NONCE_BYTES)
+        theirs, ours = await self._exactly(connection.NONCE_BYTES, early), os.urandom(connection.NONCE_BYTES)
         await self._socket.send(self._sealed(ours + proof(key, b"caller", theirs, ours)))
-        if not hmac.compare_digest(await self._exactly(frames.PROOF_BYTES), proof(key, b"node", theirs, ours)):
+        if not hmac.compare_digest(await self._exactly(connection.PROOF_BYTES), proof(key, b"node", theirs, ours)):
             raise WrongKey(f"{self._where} does not have the key that it was given")
 
     async def _shake_hands(self, tls: SecureChannel) -> bytes:
@@ -165,26 +164,26 @@ class NodeStream:
         self._news.notify()
 
     def _take(self, kind: bytes, body: bytes) -> None:
-        if kind == frames.BRIDGE:
+        if kind == connection.BRIDGE:
             if len(self._bridge) < HELD_BYTES or not self._has_ended:
                 self._bridge += body
-        elif kind == frames.USAGE:
+        elif kind == connection.USAGE:
             is_answer, out, err, *usage = msgpack.unpackb(body)
             self.raw[0].extend(out)
             self.raw[1].extend(err)
             if usage:
                 self.last = Sample(*usage)
             self._answers += is_answer
-        elif kind == frames.ACKNOWLEDGED:
+        elif kind == connection.ACKNOWLEDGED:
             self._unacknowledged -= int.from_bytes(body, "big")
-        elif kind == frames.END:
+        elif kind == connection.END:
             self.exit = Exit(*msgpack.unpackb(body))
             self.is_over = True
-        elif kind == frames.STARTED:
+        elif kind == connection.STARTED:
             self.started, self.outside_layers = msgpack.unpackb(body)
-        elif kind == frames.FAILED:
+        elif kind == connection.FAILED:
             self.problem, self.is_over = body.decode(), True
-        elif kind == frames.PREPARED:
+        elif kind == connection.PREPARED:
             self.prepared = body.decode()
 
     def look(self) -> None:
@@ -221,7 +220,7 @@ class NodeStream:
         """Return a measurement that is made now. The event loop waits for it, a network's way to the node and back."""
         until, wanted = time.monotonic() + ANSWER_S, self._answers + 1
         self.look()
-        if self.post(frames.SAMPLE):
+        if self.post(connection.SAMPLE):
             while self._answers < wanted and not self.is_over and (left := until - time.monotonic()) > 0:
                 if len(self._bridge) >= HELD_BYTES:
                     break  # the answer is behind more than is kept
@@ -265,11 +264,11 @@ class NodeStream:
             for at in range(0, len(data), PIECE_BYTES):
                 piece = data[at : at + PIECE_BYTES] if len(data) > PIECE_BYTES else data
                 self._unacknowledged += len(piece)
-                if self._unacknowledged > frames.WINDOW_BYTES:
-                    await self.wait(lambda: self._unacknowledged <= frames.WINDOW_BYTES)
+                if self._unacknowledged > connection.WINDOW_BYTES:
+                    await self.wait(lambda: self._unacknowledged <= connection.WINDOW_BYTES)
                 if self.is_over:
                     return
-                await self._socket.send(self._sealed(frame(frames.BRIDGE, piece)))
+                await self._socket.send(self._sealed(frame(connection.BRIDGE, piece)))
 
     # The end
 
@@ -303,8 +302,8 @@ async def start(stream: NodeStream, limits: bytes, settings: bytes = b"") -> Non
     """
     try:
         if settings:
-            await stream.send_frame(frames.SETTINGS, settings)
-        await stream.send_frame(frames.START, limits)
+            await stream.send_frame(connection.SETTINGS, settings)
+        await stream.send_frame(connection.START, limits)
         await stream.wait(lambda: stream.started is not None)
         if stream.started is None:
             if stream.problem:

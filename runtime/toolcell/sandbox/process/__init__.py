@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AutoBackend", "ProcessBackend", "TreeWatch", "cache_entries", "probe_all",
+    "AutoBackend", "ProcessBackend", "TreeWatch", "cache", "probe_all",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.process import cache_entries
+    from toolcell.sandbox.process import cache
     from toolcell.sandbox.process.auto_backend import AutoBackend
     from toolcell.sandbox.process.backend import ProcessBackend
     from toolcell.sandbox.process.probes import probe_all

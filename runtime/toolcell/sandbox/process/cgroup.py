@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from toolcell.sandbox.process.signals import signal_all
+from toolcell.sandbox.process.process_watch import signal_all
 from toolcell_bridge.wire.frozen import frozen
 
 _FIRST_WAIT_S = 0.0005

@@ -29,10 +29,9 @@ from packaging.utils import canonicalize_name
 
 from toolcell.config import package_name
 from toolcell.errors import PackageError
-from toolcell.sandbox.process import cache_entries
 from toolcell.sandbox.process import package_sources as sources
-from toolcell.sandbox.process.cache import default_cache_dir, entry_key, keep, private_directory
-from toolcell.sandbox.process.package_installers import INDEX_VARIABLES, InstallProgress, install
+from toolcell.sandbox.process.cache import ENVIRONMENTS, default_cache_dir, entry_key, keep, private_directory, prune
+from toolcell.sandbox.process.package_sources import INDEX_VARIABLES, InstallProgress, install
 from toolcell.support import file_lock
 from toolcell.support.atomic import new_directory, remove_tree
 from toolcell.support.private_files import make_private_folder
@@ -100,7 +99,7 @@ def resolve(
     request = _Request(wanted, interpreter, sources.find_installed(wanted, interpreter))
     key = request.key
     cache = private_directory(cache_dir or default_cache_dir())
-    environments = cache / cache_entries.ENVIRONMENTS
+    environments = cache / ENVIRONMENTS
     if found := _kept_environment(environments / key):
         return found
     make_private_folder(environments)
@@ -113,7 +112,7 @@ def resolve(
         found = _kept_environment(environments / key)
     if found is None:
         raise PackageError(f"the package environment {environments / key} changed while it was built")
-    cache_entries.prune(cache)
+    prune(cache)
     return found
 
 
@@ -163,7 +162,7 @@ class _Request:
 def _build(cache: Path, request: _Request, progress: InstallProgress) -> None:
     """Build an environment. The caller holds its lock."""
     key = request.key
-    with new_directory(cache / cache_entries.ENVIRONMENTS / key, prefix=f".build-{key}-") as building:
+    with new_directory(cache / ENVIRONMENTS / key, prefix=f".build-{key}-") as building:
         site = building / "site"
         source = _fill(site, request, progress)
         found = sources.distributions_in(site)

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process import guest_package, interpreter_copy, programs
+from toolcell.sandbox.process import guest_copies, programs
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
-from toolcell.sandbox.process.interpreter_copy import InterpreterCopy
+from toolcell.sandbox.process.guest_copies import InterpreterCopy
 from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
 from toolcell_bridge.wire.frozen import frozen
 
@@ -143,8 +143,8 @@ def parts(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
     own = interpreter(python)
     # The files here run as this user: refuse a directory in which others could place some.
     cache = private_directory(default_cache_dir())
-    copy = interpreter_copy.build(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
-    return GuestParts(own, copy, guest_package.build(_guest_modules(extras), cache), packages)
+    copy = guest_copies.interpreter_copy(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
+    return GuestParts(own, copy, guest_copies.guest_copy(_guest_modules(extras), cache), packages)
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def build(
     """
     made = parts(packages, extras, python)
     own, copy, guest = made.own, made.copy, made.guest
-    libraries = f"/usr/{interpreter_copy.below_usr(copy.libraries)}"
+    libraries = f"/usr/{guest_copies.below_usr(copy.libraries)}"
     binds = [(str(copy.root), "/usr"), (str(guest), GUEST_PACKAGE)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
@@ -212,9 +212,9 @@ def in_place(packages: Path | None = None, extras: tuple[str, ...] = (), python:
     """
     made = parts(packages, extras, python)
     usr, guest = str(made.copy.root), str(made.guest)
-    libraries = f"{usr}/{interpreter_copy.below_usr(made.copy.libraries)}"
+    libraries = f"{usr}/{guest_copies.below_usr(made.copy.libraries)}"
     loader = f"{libraries}/{os.path.basename(made.copy.loader)}"
-    shared = (str(path) for path in (interpreter_copy.ZONES, *interpreter_copy.LOCALES))
+    shared = (str(path) for path in (guest_copies.ZONES, *guest_copies.LOCALES))
     return InPlace(
         command=(loader, "--library-path", libraries, f"{usr}/bin/{made.own.library.name}"),
         home=usr,
@@ -225,7 +225,7 @@ def in_place(packages: Path | None = None, extras: tuple[str, ...] = (), python:
 
 def _compiled() -> list[Path]:
     """List the extension modules of the guest package. Without their libraries msgpack falls back to Python code."""
-    return interpreter_copy.shared_objects(Path(msgpack.__file__).parent)
+    return guest_copies.shared_objects(Path(msgpack.__file__).parent)
 
 
 def _guest_modules(extras: tuple[str, ...]) -> dict[str, Path]:

@@ -8,9 +8,33 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.node.server import NodeAddress, NodeSettings
-from toolcell.sandbox.ray.node_actor import NodeActor
+from toolcell.errors import SandboxUnavailable, ToolcellError
+from toolcell.sandbox.node.server import NodeAddress, NodeServer, NodeSettings
+
+# `NodeActor`: the process of one node, as Ray starts it. It ends with its caller, and its sandboxes with it.
+
+
+class NodeActor:
+    """A `NodeServer` as a Ray actor."""
+
+    def __init__(self) -> None:
+        self._server: NodeServer | None = None
+
+    def open(self, settings: NodeSettings) -> tuple[str, Any]:
+        """Start to listen. Shape: ("", the address), or (what is wrong, None): an exception would name Ray's lines."""
+        import ray
+
+        self._server = NodeServer(ray.util.get_node_ip_address(), settings)
+        try:
+            return "", self._server.start()
+        except (ToolcellError, OSError) as exc:
+            return str(exc) or type(exc).__name__, None
+
+    def close(self) -> None:
+        """End every sandbox."""
+        if self._server is not None:
+            self._server.stop()
+
 
 OPEN_S: Final = 300.0
 """How long the actors may take to start: packages are installed once on each node."""

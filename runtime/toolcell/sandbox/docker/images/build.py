@@ -6,20 +6,27 @@ The engine keeps the stages, so a build after a change of the guest takes second
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
-from toolcell._version import FOLDER
-from toolcell.errors import SandboxUnavailable
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import toolcell_bridge
+from toolcell._version import FOLDER, __version__
+from toolcell.errors import PackageError, SandboxUnavailable
 from toolcell.sandbox.docker.client import EngineClient, NotFound, call_api
 from toolcell.sandbox.docker.images import debian_base, reference
 from toolcell.sandbox.docker.images.check import PROBE_TIMEOUT_S, ask_python
@@ -33,6 +40,7 @@ from toolcell.sandbox.docker.images.site import (
     read_requirements,
     versions_in,
 )
+from toolcell.sandbox.process.package_sources import InstallProgress, Wanted, parse_wanted
 from toolcell.sandbox.process.programs import NAMES
 
 Report = Callable[[str], None]
@@ -313,3 +321,133 @@ def import_debian(
             )
     inspected = call_api(client.api.inspect_image, found[0]["Id"] if found else tag)
     return str(inspected["Id"])
+
+
+# Build the image of `toolcell serve`: this installation's toolcell and what it imports, for a base's interpreter.
+
+EXTRA: Final = "service"
+FILES: Final = ("service.toml", "siblings.toml")
+
+
+def build_service(
+    client: EngineClient,
+    base: str | None = None,
+    packages: Sequence[str] = (),
+    *,
+    fresh: bool = False,
+    report: Report = silent,
+) -> ImageRef:
+    """Build the image on `base`, else on the official Python image. `packages`: that scripts may import.
+
+    Raises:
+        UsageError, PackageError: a package is not available for the base's interpreter.
+        SandboxUnavailable: the base is not available or has no CPython 3.11, or the engine could not build.
+    """
+    on = find_base(client, base or DEFAULT_BASE, report)
+    with context_of("service") as context:
+        for name in FILES:
+            shutil.copyfile(sources() / "service" / name, context / name)
+        report(f"toolcell {__version__} for Python {on.python.version}")
+        site = context / "site"
+        install_packages(site, [*requirements(on.python), *packages], on.python, report)
+        drop_tests(site)
+        copy_toolcell(site)
+        labels = {
+            reference.PYTHON: on.python.version,
+            reference.BASE: on.label,
+            reference.PACKAGES: json.dumps(versions_in(site), sort_keys=True),
+        }
+        return build(client, context, on.id, reference.SERVICE_IMAGE, labels, fresh=fresh, report=report)
+
+
+def requirements(python: ImagePython) -> list[str]:
+    """Return what toolcell with the extra `service` requires there.
+
+    Raises:
+        PackageError: this toolcell was not installed, so nobody knows.
+    """
+    try:
+        wanted = map(Requirement, distribution("toolcell").requires or ())
+    except ModuleNotFoundError as exc:
+        raise PackageError("this toolcell is not an installed package; install it, and build again") from exc
+    there = {"python_version": python.short, "python_full_version": python.version, "sys_platform": "linux"}
+    found = []
+    for each in wanted:
+        marker, each.marker = each.marker, None
+        if marker is None or any(marker.evaluate({**there, "extra": extra}) for extra in ("", EXTRA)):
+            found.append(str(each))
+    return found
+
+
+def copy_toolcell(site: Path) -> None:
+    """Copy both packages, and the folder of the images, into `site`."""
+    unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for folder in (Path(FOLDER), Path(toolcell_bridge.__file__).parent):
+        shutil.copytree(folder, site / folder.name, ignore=unwanted, dirs_exist_ok=True)
+    shutil.copytree(sources(), site / "toolcell" / "sandbox_images", ignore=unwanted, dirs_exist_ok=True)
+    about = site / f"toolcell-{__version__}.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: toolcell\nVersion: {__version__}\n")
+
+
+# Images derived for `packages=[...]`: built once, then found again by their content address.
+#
+# The address is a digest of the base image, of the requirements and, for installed copies, of their versions. The
+# same list on the same image is the same derived image in every process.
+
+FORMAT = 1
+"""Part of every address: after a change of layout, old images are not found any more."""
+
+_building = threading.Lock()
+"""One build at a time in this process. When two processes build the same image at once, the engine keeps one."""
+
+
+def ensure_image(client: EngineClient, image: str | None = None, packages: Sequence[str] = ()) -> ImageRef:
+    """Find the image to make containers of. With `packages` that it lacks, derive an image, once.
+
+    Raises:
+        UsageError: a requirement is malformed.
+        PackageError: the packages could not be installed.
+        SandboxUnavailable: the image is missing or its guest is of another version; the message says what to do.
+    """
+    found = reference.require_image(client, image)
+    return derive(client, found, packages) if packages else found
+
+
+def derive(client: EngineClient, on: ImageRef, packages: Sequence[str]) -> ImageRef:
+    """Return an image that is `on` with `packages`; `on` itself when it has them.
+
+    Raises:
+        UsageError: a requirement is malformed.
+        PackageError: a package is not available for the image's interpreter.
+        SandboxUnavailable: the engine could not build.
+    """
+    wanted = parse_wanted(packages)
+    missing = [item for item in wanted if not provides(on, item)]
+    if not missing:
+        return on
+    key = content_address(on, missing)
+    tag = f"{reference.DERIVED_REPOSITORY}:{key}"
+    with _building:
+        if found := reference.find_image(client, tag):
+            return found
+        texts, progress = [item.text for item in missing], InstallProgress()
+        try:
+            return build_with_packages(client, on, texts, tag=tag, labels={reference.KEY: key}, report=progress.say)
+        finally:
+            progress.end()
+
+
+def provides(image: ImageRef, item: Wanted) -> bool:
+    """Return whether the packages in an image's label satisfy a requirement."""
+    requirement = item.requirement
+    if requirement is None or requirement.extras or requirement.marker:
+        return False
+    version = image.packages.get(canonicalize_name(requirement.name))
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def content_address(on: ImageRef, wanted: Sequence[Wanted]) -> str:
+    """Return the content address of `on` with packages added."""
+    asked = [FORMAT, on.id, sorted(item.identity for item in wanted)]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]

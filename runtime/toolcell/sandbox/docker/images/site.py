@@ -22,7 +22,7 @@ import toolcell_bridge
 from toolcell.errors import PackageError
 from toolcell.sandbox.docker.images.reference import sources_in
 from toolcell.sandbox.process import package_sources
-from toolcell.sandbox.process.package_installers import run_installer
+from toolcell.sandbox.process.package_sources import run_installer
 
 GUEST_NEEDS = ("msgpack", "RestrictedPython")
 

@@ -17,8 +17,7 @@ import anyio
 from toolcell.config import MIB, Limits, Policy, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BELOW, Exit, Sample
-from toolcell.sandbox.docker.container import SIGKILL
-from toolcell.sandbox.docker.engine import Engine
+from toolcell.sandbox.docker.container import SIGKILL, Engine
 from toolcell.sandbox.docker.hardening import (
     SCRATCH,
     SHARED_MEMORY,
@@ -29,8 +28,7 @@ from toolcell.sandbox.docker.hardening import (
     rlimits_for,
     settings_frame,
 )
-from toolcell.sandbox.docker.shared.container import SharedContainer
-from toolcell.sandbox.docker.shared.remote_sandbox import RemoteSandbox
+from toolcell.sandbox.docker.shared.container import RemoteSandbox, SharedContainer
 from toolcell.sandbox.forked import SupervisedSandbox
 from toolcell_bridge.entry.shared_protocol import KILL
 
