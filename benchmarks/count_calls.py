@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 
 from toolcell import PoolConfig, Runtime, ToolRegistry
-from toolcell.run import monitor
+from toolcell.run import conversation
 from toolcell.sandbox import pool, stream
 from toolcell.support import event_loop
 
@@ -117,7 +117,7 @@ async def steady_runtime(made: ToolRegistry, looks: bool) -> AsyncIterator[Runti
     """A runtime that does nothing because time has passed. `looks`: it does not sleep while the guest works."""
     patches = [
         (event_loop, "SLICE_S", AGES_S),
-        (monitor, "TICK_S", AGES_S),
+        (conversation, "TICK_S", AGES_S),
         (pool, "LONG_RUN_S", AGES_S),
         (stream, "SPIN_S", AGES_S if looks else 0.0),
     ]

@@ -148,12 +148,12 @@ def test_each_name_of_a_face_is_used_by_an_outer_room_or_explained_in_a_page() -
 def test_a_name_behind_a_face_is_found_wherever_the_import_stands(tmp_path: Path) -> None:
     path = tmp_path / "room.py"
     path.write_text(
-        "import toolcell.run.monitor\nfrom toolcell.tools import ToolRegistry, registry\n"
+        "import toolcell.run.conversation\nfrom toolcell.tools import ToolRegistry, registry\n"
         "def late():\n    from toolcell.tools.registry import ToolRegistry\n"
     )
 
     assert names_behind_faces(Module("room", path)) == [
-        "room.py:  of toolcell.run.monitor",
+        "room.py:  of toolcell.run.conversation",
         "room.py: registry of toolcell.tools",
         "room.py: ToolRegistry of toolcell.tools.registry",
     ]

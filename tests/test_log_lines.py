@@ -12,8 +12,8 @@ import pytest
 
 from toolcell import ToolRegistry
 from toolcell.audit.log import AuditLog
+from toolcell.support.files import make_private_folder
 from toolcell.support.log import logger_of
-from toolcell.support.private_files import make_private_folder
 
 RUNTIME = Path(__file__).parents[1] / "runtime" / "toolcell"
 FORGED = "t\n2026-11-25 12:00:00 ERROR root logged in\u2028from nowhere\x1b[2J"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
-from toolcell.support.keywords import fields_known
+from toolcell.support.checks import fields_known
 from toolcell.support.spelling import closest
 from toolcell_bridge.wire.frozen import frozen
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from toolcell.calls.call import Call, Meter
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import QuotaExceeded, UsageError
-from toolcell.support.keywords import fields_known, keywords_known
+from toolcell.support.checks import fields_known, keywords_known
 
 SLOTS: Final = 60
 """Parts of a window. What was used in one is free again when the whole slot is `per_s` old."""

@@ -23,8 +23,8 @@ from toolcell.control.script_runs import ScriptChecks, ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
+from toolcell.run.calls import finished_runs
 from toolcell.run.connection import GuestConnection
-from toolcell.run.listed_calls import finished_runs
 from toolcell.run.options import OnApproval, OnLog, OnProgress, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
@@ -32,8 +32,7 @@ from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
 from toolcell.settings import settings_of
-from toolcell.support.checks import brief, check_does, check_kind
-from toolcell.support.keywords import keywords_known
+from toolcell.support.checks import brief, check_does, check_kind, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import ToolRegistry
 from toolcell.tools.registry import registry_of

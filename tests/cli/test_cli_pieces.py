@@ -22,7 +22,7 @@ from toolcell.cli.execution import Watch, run_watched
 from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
-from toolcell.support.atomic import write_named
+from toolcell.support.files import write_named
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, UsageError
 from toolcell.control import Approve
 from toolcell.control.repair import RepairingScripts
-from toolcell.run import listed_calls
+from toolcell.run import calls
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -248,7 +248,7 @@ def test_a_repair_that_is_carried_on_tells_what_its_first_part_took_over(
 def test_journals_of_finished_runs_leave_memory_by_what_the_arguments_of_their_calls_take(
     effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listed_calls, "FINISHED_BYTES", 1_000_000)
+    monkeypatch.setattr(calls, "FINISHED_BYTES", 1_000_000)
     large = "call_tool('write', text='x' * 600_000)\n1/0"
     with SyncRuntime(pool=PoolConfig(warm=1)) as opened:
         first, small, second = (run(opened, effects, source) for source in (large, BROKEN, large))

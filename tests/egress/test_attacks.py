@@ -23,7 +23,7 @@ from toolcell.calls.options import Origin
 from toolcell.egress import Allow, Egress
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.overrides import INFLATED_BYTES, PIECE_BYTES
-from toolcell.support.secret_forms import forms_of
+from toolcell.support.secrets import forms_of
 
 pytestmark = [
     pytest.mark.quick,

@@ -20,7 +20,7 @@ from toolcell.calls import uploads
 from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
-from toolcell.run import listed_calls
+from toolcell.run import calls
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 
@@ -198,7 +198,7 @@ set_result(found)
 
 @pytest.mark.slow
 async def test_bodies_that_were_uploaded_are_kept_after_the_run_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listed_calls, "ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(calls, "ANSWER_BYTES", 1_000_000)
     text = """
 name = [call_tool("http_upload", upload=None, data=b"x" * 200_000) for _ in range(8)]
 for each in name:

@@ -479,7 +479,7 @@ async def test_the_python_and_the_machine_of_the_script_decide_what_is_installed
     new = make_wheel(tmp_path, "newer", "2.0", {"newer.py": ""}, "".join(f"{each}\n" for each in needs))
     asks = """
 from toolcell_bridge.guest.egress import packages
-from toolcell_bridge.wire.requests import INSTALL_PACKAGE
+from toolcell_bridge.wire.messages import INSTALL_PACKAGE
 found = {}
 def ask(python, machine="x86_64"):
     args = {"package": "newer", "installed": {}, "python": python, "machine": machine}

@@ -17,7 +17,7 @@ from toolcell.audit import cutting
 from toolcell.audit.cutting import MAX_PIECES
 from toolcell.audit.redact import Redactor
 from toolcell.support import packing
-from toolcell.support.literals import PIECE_BYTES, LiteralSearch
+from toolcell.support.secrets import PIECE_BYTES, LiteralSearch
 
 REDACTOR = Redactor(["hunter22", "\u20acuro and more"])
 WORDS = sorted(literal for rules in (REDACTOR._rules_of, REDACTOR.words) for literal in rules)

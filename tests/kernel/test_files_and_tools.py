@@ -21,7 +21,7 @@ from toolcell.kernel import folder as folder_module
 from toolcell.kernel.folder import NotebookFolder
 from toolcell.kernel.kernel import KernelApp
 from toolcell.results import OutputFile
-from toolcell.support import atomic
+from toolcell.support import files
 
 from .conftest import PATIENCE_S, Notebook
 
@@ -217,13 +217,13 @@ class TestFolder:
     ) -> None:
         saved = NotebookFolder(folder, is_saved=True)
         saved.save([written("c.txt", b"1")], Limits())
-        opened = atomic._open_draft
+        opened = files._open_draft
 
         def edit(draft: Path, mode: int) -> tuple[int, bool]:
             (folder / "c.txt").write_text("of somebody else")
             return opened(draft, mode)
 
-        monkeypatch.setattr(atomic, "_open_draft", edit)
+        monkeypatch.setattr(files, "_open_draft", edit)
         assert "somebody has changed it" in saved.save([written("c.txt", b"2")], Limits())[0]
         assert (folder / "c.txt").read_text() == "of somebody else"
 
@@ -234,14 +234,14 @@ class TestFolder:
         killed = (
             "import io, os, pathlib, signal, sys\n"
             "from toolcell.config import Limits\nfrom toolcell.kernel.folder import NotebookFolder\n"
-            "from toolcell.results import OutputFile\nfrom toolcell.support import atomic\n"
+            "from toolcell.results import OutputFile\nfrom toolcell.support import files\n"
             "saved = NotebookFolder(pathlib.Path(sys.argv[1]), is_saved=True)\n"
             "def save(data): saved.save([OutputFile('new/c.bin', 'a/b', len(data), data)], Limits())\n"
             "if sys.argv[2] == 'True': save(b'before')\n"
             "class Killed(io.FileIO):\n"
             "    def write(self, data):\n"
             "        super().write(data[:1000])\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "atomic.open = lambda descriptor, mode: Killed(descriptor, mode)\n"
+            "files.open = lambda descriptor, mode: Killed(descriptor, mode)\n"
             "save(bytes(5000))"
         )
         done = subprocess.run([sys.executable, "-c", killed, str(folder), str(is_there)])

@@ -23,7 +23,7 @@ from toolcell.sandbox.process.process_watch import signal_all, tree_of
 from toolcell.sessions import Session, state
 
 HIDES = """
-import os, threading, toolcell_bridge.guest.leftovers as leftovers
+import os, threading, toolcell_bridge.guest.script_end as leftovers
 leftovers.end_leftovers = lambda end_s: ([], [])
 def spin():
     while True: pass

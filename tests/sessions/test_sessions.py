@@ -389,7 +389,7 @@ def test_the_rebuilding_makes_no_call_that_was_not_made_before(session: SyncSess
 
 
 EVADES = """
-import os, toolcell_bridge.guest.leftovers as leftovers
+import os, toolcell_bridge.guest.script_end as leftovers
 """
 
 

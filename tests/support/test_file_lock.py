@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcell.support.file_lock import is_locked, lock, take_lock
+from toolcell.support.files import is_locked, lock, take_lock
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ import pytest
 from toolcell.audit import keys
 from toolcell.errors import AuditError
 from toolcell.mcp.tokens import TokenFile
-from toolcell.support.private_files import read_regular_file
+from toolcell.support.files import read_regular_file
 
 pytestmark = pytest.mark.quick
 

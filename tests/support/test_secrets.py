@@ -24,8 +24,7 @@ from toolcell import PoolConfig, Runtime
 from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
 from toolcell.mcp.arguments import hiding
-from toolcell.support.secret_forms import forms_of
-from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch
+from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch, forms_of
 from toolcell.tools import File, Image, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge.guest.values import to_plain
 

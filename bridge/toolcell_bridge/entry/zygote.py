@@ -78,7 +78,7 @@ REPEATABLE = "toolcell_bridge.guest.determinism"
 
 GUEST_MODULES = (
     REPEATABLE,
-    "toolcell_bridge.guest.leftovers",
+    "toolcell_bridge.guest.script_end",
     "toolcell_bridge.guest.interrupts",
     "toolcell_bridge.guest.frames",
     "toolcell_bridge.guest.tool_names",

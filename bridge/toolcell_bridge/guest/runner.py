@@ -143,7 +143,7 @@ class Runner:
         done = self._run(run)
         last: list[Message] = [*self._held, done]
         if self._stay is not None:
-            from toolcell_bridge.guest.leftovers import end_leftovers
+            from toolcell_bridge.guest.script_end import end_leftovers
 
             ended, stuck = end_leftovers(self._stay.end_ms / 1000)
             if self._interrupts is not None:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from toolcell_bridge.guest.bound_names import bound_name
+from toolcell_bridge.guest.tool_imports import bound_name
 
 OUTSIDE = "'return' outside function"
 """What compile() says of it."""

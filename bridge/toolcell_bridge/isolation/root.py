@@ -1,4 +1,4 @@
-"""Build the read-only root of a zygote and its sandboxes: interpreter, libraries, five devices, nothing else.
+"""A zygote's namespaces, and the read-only root of its sandboxes: interpreter, libraries, five devices, nothing else.
 
 There is no /proc, not even a fresh one: its mountinfo would show a guest the host path behind every bind, and
 /proc/self/mem writes through page protection. CPython, numpy and pandas work without it.
@@ -8,10 +8,18 @@ The host makes a plan of it. `build` carries that out in a fresh mount namespace
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 
 from toolcell_bridge.isolation.syscalls import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
     MNT_DETACH,
     MS_BIND,
     MS_NODEV,
@@ -21,8 +29,10 @@ from toolcell_bridge.isolation.syscalls import (
     MS_RDONLY,
     MS_REC,
     MS_REMOUNT,
+    SIGCHLD,
     mount,
     pivot_root,
+    syscall,
     umount2,
 )
 
@@ -84,3 +94,55 @@ def _bind(descriptor: int, target: str, flags: int) -> None:
     # Flags come with a remount; one that the source's own mount has locked (noexec) must be repeated.
     locked = MS_NOEXEC if os.statvfs(target).f_flag & ST_NOEXEC else 0
     mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | flags | locked)
+
+
+# User, pid, mount, net, ipc, uts and cgroup namespaces: entering them, and mapping ids into them.
+#
+# Knows ids and flags; what is mounted inside and who lives there is decided elsewhere.
+
+ALL = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
+
+
+def id_map(inside: int, outside: int, count: int = 1) -> str:
+    """Return the line that says: `count` ids, `inside` onwards, stand for `outside` onwards in the parent namespace."""
+    return f"{inside} {outside} {count}"
+
+
+def clone(flags: int) -> int:
+    """Fork into new namespaces; returns the child's pid, or 0 in the child.
+
+    For a single-threaded process whose child soon execs: libc does not learn of this fork, so its cached thread
+    id is stale in the child.
+    """
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = syscall("clone", flags | SIGCHLD, 0, 0, 0, 0)
+    if pid:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    return pid
+
+
+def write_maps(proc: int, who: str, uids: str, gids: str, deny_setgroups: bool) -> None:
+    """Write the id maps, lines of `id_map`, of process `who` ("self" or a pid) below `proc`, a descriptor of a procfs.
+
+    `deny_setgroups` must be true for a writer without privilege in the parent namespace, and comes first: a
+    process that could drop a group could gain what that group is denied (user_namespaces(7)).
+    """
+    if deny_setgroups:
+        _write(proc, f"{who}/setgroups", "deny")
+    _write(proc, f"{who}/uid_map", uids)
+    _write(proc, f"{who}/gid_map", gids)
+
+
+def forbid_nested(proc: int) -> None:
+    """Set this user namespace's own limit of user namespaces to 0."""
+    _write(proc, "sys/user/max_user_namespaces", "0")
+
+
+def _write(proc: int, path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

@@ -36,9 +36,8 @@ from toolcell.results import RevertResult, Suspension
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
-from toolcell.support.blocking import wait_for
-from toolcell.support.checks import check_kind
-from toolcell.support.keywords import keywords_known
+from toolcell.support.checks import check_kind, keywords_known
+from toolcell.support.loop_thread import wait_for
 from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,

@@ -65,8 +65,7 @@ from toolcell.calls.result import NO_USAGE
 from toolcell.calls.run_state import open_jobs
 from toolcell.control import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
-from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds
-from toolcell.support.keywords import fields_known
+from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds, fields_known
 from toolcell.tools import (
     SHOWN_CHARS,
     Budget,

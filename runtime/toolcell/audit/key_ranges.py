@@ -26,7 +26,7 @@ from toolcell.audit.keys import (
 from toolcell.audit.log import AuditLog
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, head_of
 from toolcell.errors import AuditError, UsageError
-from toolcell.support.atomic import write_file
+from toolcell.support.files import write_file
 
 VALID: Final = "valid"
 UNKNOWN: Final = "unknown"

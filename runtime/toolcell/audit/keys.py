@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import platformdirs
 
 from toolcell.errors import AuditError, UsageError
-from toolcell.support.atomic import write_file
-from toolcell.support.private_files import make_private_folder, read_regular_file
+from toolcell.support.files import make_private_folder, read_regular_file, write_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

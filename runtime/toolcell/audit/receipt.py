@@ -24,7 +24,7 @@ from toolcell.audit.records import StoredEvent, event_of, hash_digest
 from toolcell.audit.signatures import Head
 from toolcell.audit.store import BadInput
 from toolcell.errors import AuditError
-from toolcell.support.atomic import write_named
+from toolcell.support.files import write_named
 from toolcell.support.packing import bytes_digest
 
 FORMAT: Final = "toolcell receipt 3"

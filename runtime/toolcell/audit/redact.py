@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from toolcell.audit.config import SENSITIVE_NAMES
 from toolcell.audit.credentials import CREDENTIALS, RedactionRule, hide_pattern
-from toolcell.support.literals import PIECE_BYTES, LiteralSearch
-from toolcell.support.secrets import SecretWalk, check_secret, hidden, search_for
+from toolcell.support.secrets import PIECE_BYTES, LiteralSearch, SecretWalk, check_secret, hidden, search_for
 
 OVERLAP_BYTES: Final = 256
 """Longer than what the quick search of encoded data looks for."""

@@ -16,9 +16,8 @@ import platformdirs
 
 from toolcell.audit.store import BadInput
 from toolcell.errors import AuditError
-from toolcell.support.atomic import write_file
+from toolcell.support.files import make_private_folder, write_file
 from toolcell.support.packing import pack
-from toolcell.support.private_files import make_private_folder
 
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier

@@ -11,7 +11,7 @@ from toolcell.builtin.stores.records import Chunk, ChunkFilter, Scored, check_to
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.support.checks import check_kind
 from toolcell.support.embeddings import EmbeddingProvider, embed_texts
-from toolcell.support.ranking import fused_ranks
+from toolcell.support.vocabulary import fused_ranks
 
 KEYWORD_WEIGHT: Final = 0.3
 WIDER: Final = 3

@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 from toolcell.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.errors import ToolError, UsageError
 from toolcell.support.checks import check_path
-from toolcell.support.private_files import make_private_folder
+from toolcell.support.files import make_private_folder
 from toolcell.support.text import for_terminal, one_line
 
 # `Glob`: which relative paths a pattern such as `src/**/*.py` means. Its cost does not grow with clever patterns.

@@ -14,8 +14,7 @@ from typing import Any, Literal, NoReturn, NotRequired, TypedDict
 from toolcell.calls.dialects import DialectName, adapted_json, dialect_of
 from toolcell.calls.schema import OF_RESULTS, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
-from toolcell.support.checks import brief
-from toolcell.support.keywords import keywords_known
+from toolcell.support.checks import brief, keywords_known
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.plain import pack_value

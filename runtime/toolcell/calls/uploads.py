@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import anyio
 
 from toolcell.errors import ToolError
-from toolcell_bridge.wire.requests import PART_BYTES
+from toolcell_bridge.wire.messages import PART_BYTES
 
 INLINE_BYTES: Final = 4 * 1024 * 1024
 """A shorter body is among the arguments of its request, where it is shown, approved and recorded whole, from the moment

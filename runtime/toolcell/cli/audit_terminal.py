@@ -48,7 +48,7 @@ from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, table, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import Outcome
-from toolcell.support.atomic import write_named
+from toolcell.support.files import write_named
 from toolcell.support.text import counted, one_line, with_line
 from toolcell.support.times import parse_time
 

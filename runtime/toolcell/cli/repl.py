@@ -27,7 +27,7 @@ from toolcell.cli.terminal import safe, stderr, stdout, write_text
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import Array, ExecutionResult, Outcome, Table
-from toolcell.support.private_files import make_private_folder
+from toolcell.support.files import make_private_folder
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 if TYPE_CHECKING:

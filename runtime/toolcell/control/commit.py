@@ -19,7 +19,7 @@ from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.support.checks import brief
 from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.requests import HTTP_READ
+from toolcell_bridge.wire.messages import HTTP_READ
 
 
 def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:

@@ -17,7 +17,7 @@ from toolcell.journal.identity import digest_of_call, options_of
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import CANCELLED, JournalEntry
 from toolcell.results import Divergence, Outcome
-from toolcell.run.listed_calls import end_script_alone
+from toolcell.run.calls import end_script_alone
 from toolcell.tools.registry import answer_from_record
 
 IN_DOUBT_CODE = "in_doubt"

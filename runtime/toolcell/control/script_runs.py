@@ -14,7 +14,7 @@ from toolcell.calls.placeholders import DryRun
 from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits, check_types_of
 from toolcell.results import ExecutionResult
-from toolcell.run.listed_calls import FinishedRuns, ListedCalls
+from toolcell.run.calls import FinishedRuns, ListedCalls
 from toolcell.run.options import RunHandlers, RunOptions
 from toolcell.run.run import Run, Script, script_from
 from toolcell.run.runs import Runs, count_cpu

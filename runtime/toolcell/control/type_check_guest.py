@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
-from toolcell_bridge.guest.bound_names import bound_name
 from toolcell_bridge.guest.source import plain_source
-from toolcell_bridge.guest.tool_imports import TOOLS_NAME, find_imported_tools
+from toolcell_bridge.guest.tool_imports import TOOLS_NAME, bound_name, find_imported_tools
 
 TY = "/packages/bin/ty"
 LIBRARIES = "/packages/lib"

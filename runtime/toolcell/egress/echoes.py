@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from toolcell.support.secret_forms import LONGEST_FORM
-from toolcell.support.secrets import SecretSearch
+from toolcell.support.secrets import LONGEST_FORM, SecretSearch
 
 MIN_REACH: Final = 256
 """Bytes of a secret in its longest form, at least, for which the end of a piece waits."""

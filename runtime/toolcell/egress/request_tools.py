@@ -34,7 +34,7 @@ from toolcell.tools import (
     ToolSpec,
     compile_tool,
 )
-from toolcell_bridge.wire.requests import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
+from toolcell_bridge.wire.messages import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 MAX_RESOLVERS: Final = 2
 """Resolvers of one runtime that work at once."""

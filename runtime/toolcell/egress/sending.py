@@ -20,8 +20,8 @@ from toolcell.egress.rules import Allow
 from toolcell.egress.run_requests import RunRequests
 from toolcell.egress.streams import httpcore
 from toolcell.errors import ToolError
-from toolcell.support.quiet import quiet_loggers
-from toolcell_bridge.wire.requests import PART_BYTES
+from toolcell.support.log import quiet_loggers
+from toolcell_bridge.wire.messages import PART_BYTES
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 """To connect, and between two pieces of an answer, when the library does not say."""

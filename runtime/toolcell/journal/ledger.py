@@ -24,7 +24,7 @@ from toolcell.journal.database import OpenJournal, RecordKind, Table
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CANCELLED, CallReplay, JournalEntry, RecordedDecision
 from toolcell.results import Divergence, Outcome, PendingCall
-from toolcell.run.listed_calls import CallList
+from toolcell.run.calls import CallList
 
 JOURNAL_BYTES: Final = 64 << 20
 """Bytes of answers that the journal of one run keeps. A run with more cannot be suspended, carried on or repaired."""

@@ -11,7 +11,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.result import ToolResult
 from toolcell.errors import SessionError
 from toolcell_bridge.guest.tool_names import name_meant
-from toolcell_bridge.wire.requests import HTTP, INSTALL_PACKAGE
+from toolcell_bridge.wire.messages import HTTP, INSTALL_PACKAGE
 
 
 class RecordedTools:

@@ -23,7 +23,7 @@ from toolcell.journal.ledger import BEFORE_CALLS, ENDED, RUN_RECORDS, Journal, p
 from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.results.effects import Preflight
-from toolcell.run.listed_calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
+from toolcell.run.calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
 from toolcell.support.exact_json import is_small

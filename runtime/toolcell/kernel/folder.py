@@ -16,8 +16,7 @@ from typing import Final
 from toolcell.builtin.beneath import open_beneath
 from toolcell.config import Limits
 from toolcell.results import OutputFile
-from toolcell.support.atomic import write_file
-from toolcell.support.private_files import read_regular_file
+from toolcell.support.files import read_regular_file, write_file
 from toolcell.support.text import clean
 
 NAMED: Final = 10

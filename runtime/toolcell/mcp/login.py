@@ -32,7 +32,7 @@ from toolcell.mcp.requests import called
 from toolcell.mcp.tokens import KeptLogin, store_of
 from toolcell.support import daemon_threads
 from toolcell.support.foreign_definitions import safe_text
-from toolcell.support.quiet import quiet_loggers
+from toolcell.support.log import quiet_loggers
 from toolcell.support.secrets import search_for
 
 # Send a person to a login page, and wait on loopback for their browser to come back with the code (RFC 8252).

@@ -19,9 +19,7 @@ from pydantic import BaseModel, ValidationError
 from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
-from toolcell.support.atomic import write_file
-from toolcell.support.file_lock import take_lock
-from toolcell.support.private_files import make_private_folder, read_regular_file
+from toolcell.support.files import make_private_folder, read_regular_file, take_lock, write_file
 
 MAX_STORED_BYTES = 256 * 1024
 LOCK_S = 30.0

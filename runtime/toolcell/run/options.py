@@ -23,8 +23,7 @@ from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import GuestFile
 from toolcell.settings import settings_of
-from toolcell.support.checks import brief, check_kind, check_one_of
-from toolcell.support.keywords import check_keywords
+from toolcell.support.checks import brief, check_keywords, check_kind, check_one_of
 from toolcell_bridge.wire.frozen import frozen
 
 OnLog = Callable[[str, str], object]

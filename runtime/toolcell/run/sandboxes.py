@@ -18,8 +18,7 @@ from toolcell.config import Limits, PoolConfig, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection, Place
-from toolcell.run.conversation import Conversation
-from toolcell.run.monitor import RunMonitor
+from toolcell.run.conversation import Conversation, RunMonitor
 from toolcell.run.run import Run
 from toolcell.sandbox.backend import Sandbox, check_kind_of
 from toolcell.sandbox.environment import Environment

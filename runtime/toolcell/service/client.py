@@ -60,8 +60,7 @@ from toolcell.service.socket.wire_arguments import (
     wire_token,
 )
 from toolcell.support import event_loop
-from toolcell.support.checks import brief, check_seconds
-from toolcell.support.keywords import keywords_known
+from toolcell.support.checks import brief, check_seconds, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.support.lru import Lru
 from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of, registry_of

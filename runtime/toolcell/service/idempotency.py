@@ -32,11 +32,10 @@ from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
 from toolcell.support import daemon_threads
-from toolcell.support.file_lock import is_locked, lock
+from toolcell.support.files import is_locked, lock, make_private_folder
 from toolcell.support.http_protocol import CONNECTION
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
-from toolcell.support.private_files import make_private_folder
 from toolcell.support.sqlite import SqliteDatabase
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")

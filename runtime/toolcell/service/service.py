@@ -23,9 +23,9 @@ from toolcell.service.revocations import Revocations
 from toolcell.service.runs_under_way import RunsUnderWay
 from toolcell.service.socket.callers import Callers
 from toolcell.service.tenants import Tenants
+from toolcell.support.files import make_own_folder
 from toolcell.support.lifetime import OpenedInBlock
 from toolcell.support.log import logger_of
-from toolcell.support.private_files import make_own_folder
 from toolcell.tools import ToolRegistry
 
 logger = logger_of("toolcell.service")

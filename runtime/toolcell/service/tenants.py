@@ -28,8 +28,8 @@ from toolcell.service.log_reader import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
 from toolcell.support import daemon_threads
+from toolcell.support.files import make_own_folder
 from toolcell.support.log import logger_of
-from toolcell.support.private_files import make_own_folder
 from toolcell.tools import ToolRegistry, load_tools
 
 logger = logger_of("toolcell.service.tenants")

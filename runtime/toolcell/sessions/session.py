@@ -37,8 +37,8 @@ from toolcell.run.streaming import RunStream
 from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionHost, SessionState
+from toolcell.support.checks import keywords_known
 from toolcell.support.copies import changed
-from toolcell.support.keywords import keywords_known
 from toolcell.support.lifetime import OpenedInBlock
 
 INTERRUPT_S = 10.0

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.errors import UsageError
-from toolcell.support.quiet import quiet_from_here, quiet_loggers
+from toolcell.support.log import quiet_from_here, quiet_loggers
 
 ACCEPTED: Final = 64
 """Connections that are accepted before those of them that are too many end: each has a descriptor until then."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.errors import StoreError
-from toolcell.support.private_files import make_private_folder, open_to_others
+from toolcell.support.files import make_private_folder, open_to_others
 
 IN_MEMORY: Final = Path(":memory:")
 """A database of this process, gone when it is closed."""

@@ -6,9 +6,11 @@ pairs of characters.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
-from typing import Final
+from collections.abc import Hashable, Iterable
+from typing import Final, TypeVar
 
 MAX_WORD_CHARS: Final = 64
 """The beginning of longer words counts."""
@@ -120,3 +122,24 @@ def query_words(query: str) -> list[str]:
     """Return the words of a query that say something, each once."""
     found = list(dict.fromkeys(words(query)))
     return ([word for word in found if word not in STOP_WORDS] or found)[:MAX_QUERY_WORDS]
+
+
+# Reciprocal rank fusion: one ranking from several that cannot be compared by their scores.
+
+RANK_OFFSET: Final = 60
+"""Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion, SIGIR 2009."""
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def fused_ranks(*rankings: tuple[Iterable[Item], float]) -> dict[Item, float]:
+    """Return the items of some rankings, each with its weight, best first, with scores in [0, 1].
+
+    An item scores the sum of weight / (60 + rank), as a part of the most that all rankings together can give.
+    """
+    most = math.fsum(weight for _, weight in rankings) or 1.0
+    scores: dict[Item, float] = {}
+    for ranking, weight in rankings:
+        for rank, item in enumerate(ranking, start=1):
+            scores[item] = scores.get(item, 0.0) + weight * (RANK_OFFSET + 1) / (RANK_OFFSET + rank) / most
+    return dict(sorted(scores.items(), key=lambda pair: -pair[1]))

@@ -49,7 +49,7 @@ from toolcell.tools.spec import (
     settings_of,
 )
 from toolcell.tools.stubs import SHOWN_CHARS, Detail, python_module, tools_text
-from toolcell_bridge.wire.requests import HTTP
+from toolcell_bridge.wire.messages import HTTP
 
 if TYPE_CHECKING:
     from toolcell.tools.plan import PlanRecord, Step
@@ -755,7 +755,7 @@ class ToolRegistry:
             UsageError: an event loop runs in this thread.
         """
         work = functools.partial(self.execute, name, args, context=context)
-        from toolcell.support.blocking import wait_for  # only programs without an event loop pay for it
+        from toolcell.support.loop_thread import wait_for  # only programs without an event loop pay for it
 
         return wait_for(work, "execute_sync", "await registry.execute(...)")
 

@@ -28,10 +28,9 @@ from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.schema_walk import check_of
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.support.atomic import write_file
 from toolcell.support.checks import brief, check_kind, check_path
+from toolcell.support.files import read_regular_file, write_file
 from toolcell.support.packing import text_digest
-from toolcell.support.private_files import read_regular_file
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
 from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, compile_tool, identities

@@ -19,9 +19,8 @@ from toolcell.support import daemon_threads
 from toolcell.support.checks import check_count, check_kind
 from toolcell.support.embeddings import EmbeddingProvider, embed_texts, nearest
 from toolcell.support.log import logger_of
-from toolcell.support.ranking import fused_ranks
 from toolcell.support.spelling import did_you_mean
-from toolcell.support.vocabulary import query_words, words
+from toolcell.support.vocabulary import fused_ranks, query_words, words
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec

@@ -13,9 +13,8 @@ from rows import each_row
 from toolcell_bridge.guest.channel import Channel, PendingReply, Request
 from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HostCall, HttpConnection, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
-from toolcell_bridge.wire.messages import ToolReturn
+from toolcell_bridge.wire.messages import PART_BYTES, ToolReturn
 from toolcell_bridge.wire.plain import PackedValue
-from toolcell_bridge.wire.requests import PART_BYTES
 
 pytestmark = pytest.mark.quick
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from toolcell_bridge.guest.egress.connection import EgressFailed, HttpConnection
 from toolcell_bridge.guest.egress.host_calls import HostCalls
 from toolcell_bridge.guest.placeholder import DraftEnded
-from toolcell_bridge.wire.requests import PART_BYTES
+from toolcell_bridge.wire.messages import PART_BYTES
 
 MOST_QUEUED_BYTES: Final = 2 * PART_BYTES
 """Written bytes that wait. With more, the library is told to pause."""

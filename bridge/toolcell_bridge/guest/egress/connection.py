@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from toolcell_bridge.wire.requests import HTTP, HTTP_READ, HTTP_UPLOAD, PART_BYTES
+from toolcell_bridge.wire.messages import HTTP, HTTP_READ, HTTP_UPLOAD, PART_BYTES
 
 HEAD_BYTES: Final = 256 * 1024
 """First bytes of the head of a request, at most."""

@@ -22,7 +22,7 @@ from typing import Any
 from toolcell_bridge.guest.egress.connection import Cause, EgressFailed, HostCall, Steps
 from toolcell_bridge.guest.egress.host_calls import HostCalls
 from toolcell_bridge.guest.errors import full_limit, installed, not_installed
-from toolcell_bridge.wire.requests import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
+from toolcell_bridge.wire.messages import HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
 KEPT = frozenset({"purelib", "platlib", "data"})
 """The folders of a wheel's `.data` that are unpacked; scripts and headers are left out."""

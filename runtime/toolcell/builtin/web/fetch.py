@@ -25,8 +25,8 @@ from toolcell.egress.request import HttpRequest
 from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
+from toolcell.support.log import quiet_loggers
 from toolcell.support.lru import Lru
-from toolcell.support.quiet import quiet_loggers
 from toolcell.support.token_bucket import TokenBucket
 
 # Read a body up to a bound, also a compressed one: a few kilobytes can decompress to gigabytes.

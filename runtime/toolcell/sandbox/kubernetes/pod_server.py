@@ -25,7 +25,7 @@ from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_dir
 from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.node.secure_channel import context_of_node
 from toolcell.sandbox.process.contained_backend import ContainedBackend
-from toolcell.support.atomic import write_file
+from toolcell.support.files import write_file
 
 PORT: Final = 8750
 """At which callers inside the cluster may connect, where the pod listens there."""

@@ -20,9 +20,8 @@ from typing import Any, Final
 import platformdirs
 
 from toolcell.errors import PackageError, SandboxUnavailable
-from toolcell.support import file_lock
-from toolcell.support.atomic import new_directory, remove_tree
-from toolcell.support.private_files import make_private_folder
+from toolcell.support import files
+from toolcell.support.files import make_private_folder, new_directory, remove_tree
 
 
 def default_cache_dir() -> Path:
@@ -98,7 +97,7 @@ def keep(entry: Path) -> bool:
         except OSError:
             return False
         with suppress(OSError):  # a file system without locks: nothing is removed from it either
-            file_lock.lock(opened, wait=True, shared=True)
+            files.lock(opened, wait=True, shared=True)
         if not _is_at(opened, entry):  # removed before it was locked
             os.close(opened)
             return False
@@ -124,7 +123,7 @@ def lock_unused(entry: Path) -> int | None:
     except OSError:
         return None
     with suppress(OSError):
-        if file_lock.lock(opened, wait=False) and _is_at(opened, entry):
+        if files.lock(opened, wait=False) and _is_at(opened, entry):
             return opened
     os.close(opened)
     return None
@@ -355,6 +354,6 @@ def _remove_leftovers(cache: Path) -> None:
                     remove_tree(path)
     for lock in (cache / ENVIRONMENTS).glob("*.lock"):
         with suppress(OSError):
-            if not lock.with_suffix("").exists() and (opened := file_lock.take_lock(lock)) is not None:
+            if not lock.with_suffix("").exists() and (opened := files.take_lock(lock)) is not None:
                 lock.unlink()
                 os.close(opened)

@@ -20,7 +20,7 @@ from pathlib import Path
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.cache import copy_file, entry_key, facts_of, made_entry
 from toolcell.sandbox.process.libraries import libraries_of, needed_by
-from toolcell.support.atomic import link_or_copy
+from toolcell.support.files import link_or_copy
 from toolcell_bridge.wire.frozen import frozen
 
 FORMAT = 7

@@ -32,9 +32,8 @@ from toolcell.errors import PackageError
 from toolcell.sandbox.process import package_sources as sources
 from toolcell.sandbox.process.cache import ENVIRONMENTS, default_cache_dir, entry_key, keep, private_directory, prune
 from toolcell.sandbox.process.package_sources import INDEX_VARIABLES, InstallProgress, install
-from toolcell.support import file_lock
-from toolcell.support.atomic import new_directory, remove_tree
-from toolcell.support.private_files import make_private_folder
+from toolcell.support import files
+from toolcell.support.files import make_private_folder, new_directory, remove_tree
 
 FORMAT = 3
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""
@@ -122,9 +121,9 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if not file_lock.lock(descriptor, wait=False):
+            if not files.lock(descriptor, wait=False):
                 progress.say("waiting for another process that builds the same environment")
-                file_lock.lock(descriptor, wait=True)
+                files.lock(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

@@ -44,7 +44,7 @@ from toolcell.service.socket.methods import METHODS, CallerSession, Method
 from toolcell.service.socket.remote_tools import ServedRequest, served_here
 from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, StreamLost, Streams, Transport, read_frame
 from toolcell.service.tenants import Tenant
-from toolcell.support.quiet import quiet_from_here
+from toolcell.support.log import quiet_from_here
 from toolcell.support.token_bucket import TokenBucket
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
