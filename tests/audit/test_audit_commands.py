@@ -386,14 +386,6 @@ def test_a_record_that_cannot_be_read_is_not_called_damaged_and_a_damaged_one_is
     assert "it is a folder" in err
 
 
-@pytest.mark.parametrize("command", ["list", "show", "stats", "verify", "export", "replay", "keygen"])
-def test_every_command_explains_itself(command: str) -> None:
-    status, out, _ = invoke(command, "--help")
-
-    assert status == 0
-    assert "Usage:" in out
-
-
 def test_the_guide_names_the_commands_that_take_no_json() -> None:
     commands = typer.main.get_command(build(["audit"])).commands["audit"].commands  # type: ignore[attr-defined]
     without = [name for name, each in commands.items() if "--json" not in {o for p in each.params for o in p.opts}]
@@ -401,15 +393,6 @@ def test_the_guide_names_the_commands_that_take_no_json() -> None:
 
     assert sorted(without) == ["events", "export", "keygen"]
     assert "All but `keygen`, `events` and `export` take `--json`" in guide
-
-
-def test_asking_for_help_loads_nothing_of_the_log() -> None:
-    code = (
-        "import sys\nfrom toolcell.cli import build\nbuild(['--help'])\nprint([n for n in sys.modules if 'audit' in n])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"
 
 
 def test_commands_that_read_a_log_load_no_tools() -> None:

@@ -12,10 +12,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from builtin.routes import by_code, by_model, by_plan
+from builtin.routes import by_model, by_plan
 from builtin_stores import open_store
 from rows import each_row
-from toolcell import Runtime, SyncRuntime
 from toolcell.builtin import (
     Chunk,
     ChunkSizes,
@@ -33,7 +32,6 @@ from toolcell.builtin import (
 )
 from toolcell.builtin.chunking import chunks_of, split
 from toolcell.builtin.retrieval import fused, with_parents
-from toolcell.config import PoolConfig
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import ToolRegistry
 
@@ -154,27 +152,6 @@ async def test_a_store_of_another_provider_is_a_clear_error(store: Store) -> Non
 # Every route
 
 
-SCRIPT = """
-saved = call_tool("remember", content="The launch code word is heliotrope.")
-found = call_tool("knowledge_search", query="launch code word")
-set_result([saved["chunks"], found[0]["text"], found[0]["document_id"] == saved["document_id"]])
-"""
-
-
-@pytest.mark.isolation
-@pytest.mark.conforms("S8", "S9", "S-b2")
-async def test_one_script_remembers_and_then_finds(tmp_path: Path) -> None:
-    async with (
-        open_store(None, "sqlite", tmp_path) as store,
-        Runtime(registry_of(store), pool=PoolConfig(warm=0)) as runtime,
-    ):
-        result = await runtime.execute_code(SCRIPT)
-        assert result.error is None, result.error
-        assert result.value == [1, "The launch code word is heliotrope.", True]
-        failed = await by_code(runtime, registry_of(store), "remember", {"content": " "})
-    assert "content is required" in failed["error"]
-
-
 @pytest.mark.conforms("S8", "S9", "S-b2")
 async def test_a_plan_and_a_model_remember_and_then_find(tmp_path: Path) -> None:
     async with open_store(None, "sqlite", tmp_path) as store:
@@ -188,19 +165,6 @@ async def test_a_plan_and_a_model_remember_and_then_find(tmp_path: Path) -> None
             "Saved and indexed 1 chunk(s) to knowledge base."
         )
         assert "1. Tea is at four." in await by_model(registry, "knowledge_search", {"query": "tea"})
-
-
-@pytest.mark.isolation
-async def test_a_synchronous_runtime_remembers_and_then_finds(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store.db")
-    found = await anyio.to_thread.run_sync(found_by_sync_runtime, store)
-    await store.close()
-    assert found == [1, "The launch code word is heliotrope.", True]
-
-
-def found_by_sync_runtime(store: Store) -> Any:
-    with SyncRuntime(registry_of(store), pool=PoolConfig(warm=0)) as runtime:
-        return runtime.execute_code(SCRIPT).value
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

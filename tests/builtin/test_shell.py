@@ -12,8 +12,7 @@ import anyio
 import psutil
 import pytest
 
-from builtin.routes import by_code, by_model, by_plan
-from toolcell import Limits, Policy, Runtime, SyncRuntime
+from toolcell import Limits, Policy, Runtime
 from toolcell.builtin import Shell
 from toolcell.builtin.shell import BLOCKLIST, Copy, command_result, is_answer, save
 from toolcell.builtin.workspace import Workspace
@@ -281,28 +280,6 @@ async def test_each_user_has_a_workspace_of_their_own(work: Path, runtime: Runti
     assert (await run(registry, "cat file", user_id="ada")).text == "mine\n"
     assert (await run(registry, "cat file", user_id="eve")).is_error
     assert "this run is for no user" in (await run(registry, "true")).text
-
-
-@pytest.mark.conforms("S-b2")
-async def test_it_works_from_code_a_plan_and_a_model(registry: ToolRegistry, runtime: Runtime) -> None:
-    good = ("shell_exec", {"command": "echo $((6*7))"})
-    assert (await by_code(runtime, registry, *good))["value"]["stdout"] == "42\n"
-    assert (await by_plan(registry, *good))["value"]["stdout"] == "42\n"
-    assert await by_model(registry, *good) == "42\n"
-    bad = ("shell_exec", {"command": "echo no; exit 4"})
-    said = "exit: exit status 4\nno\n"
-    assert said in (await by_code(runtime, registry, *bad))["error"]
-    assert "exit: exit status 4" in str((await by_plan(registry, *bad))["error"])
-    assert said in await by_model(registry, *bad)
-
-
-@pytest.mark.isolation
-def test_it_works_from_a_synchronous_runtime(work: Path) -> None:
-    registry = ToolRegistry()
-    with SyncRuntime(registry, policy=Policy(shell=True)) as runtime:
-        registry.add(Shell(work, runtime))
-        result = runtime.execute_code("call_tool('shell_exec', command='echo from a shell')['stdout']")
-    assert result.value == "from a shell\n"
 
 
 # What a hostile sandbox may answer

@@ -126,14 +126,6 @@ def test_the_blocking_runtime_makes_the_same_calls(registry: ToolRegistry) -> No
             assert result.value == [200, 2], result.error
 
 
-@pytest.mark.docker
-async def test_a_container_gets_the_same_values(registry: ToolRegistry) -> None:
-    async with Runtime(backend="docker") as opened:
-        for name, args in (CALLS[0], CALLS[3]):
-            value = (await registry.execute(name, args)).value
-            assert await by_code(opened, registry, name, args) == {"value": value}
-
-
 @pytest.mark.isolation
 async def test_a_script_reads_a_page_through_real_sockets_and_evaluates_its_table() -> None:
     async with serve({"/data.csv": page("n,x\n1,5\n2,7\n", "text/csv")}) as site:

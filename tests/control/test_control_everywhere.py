@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from control.conftest import Effects
-from toolcell import Outcome, Policy, PoolConfig, Runtime, SyncRuntime
+from toolcell import Outcome, PoolConfig, Runtime, SyncRuntime
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
@@ -32,11 +32,6 @@ def carry_on(effects: Effects, **options: Any) -> Any:
     assert fixed.ok and fixed.value == 3
     assert len(effects.of("write")) == 2 and effects.of("pay") == [["pay", "x", 1]]
     return done
-
-
-@pytest.mark.contained
-def test_runs_are_carried_on_in_the_container_profile(effects: Effects) -> None:
-    assert carry_on(effects, policy=Policy(profile="container")).value == [1, "paid x 1", ["a", "b"]]
 
 
 def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_replay(

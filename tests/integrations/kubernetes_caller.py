@@ -1,9 +1,10 @@
-"""A caller in a process of its own: `kubernetes_caller.py KUBECONFIG contract|wait JSON`, with arguments of the backend."""
+"""A caller in a process of its own: `kubernetes_caller.py KUBECONFIG contract|wait JSON [GROUP...]`: arguments of the backend, groups of cases."""
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import anyio
 
@@ -16,7 +17,8 @@ OPTIONS = json.loads(sys.argv[3])
 
 async def main() -> None:
     if WHAT == "contract":
-        report = await check_backend(lambda **more: KubernetesBackend(kubeconfig=KUBECONFIG, **OPTIONS, **more))
+        make = partial(KubernetesBackend, kubeconfig=KUBECONFIG, **OPTIONS)
+        report = await check_backend(make, only=sys.argv[4:])
         print(report, flush=True)
         return
     backend = KubernetesBackend(kubeconfig=KUBECONFIG, **OPTIONS)

@@ -35,15 +35,6 @@ rest = call_tools_parallel([{'tool': 'double', 'args': {'number': n}} for n in (
 set_result(int(np.array([first, *rest]).sum()))
 """
 
-ESCAPES = {
-    "a file of the host": "open('/etc/passwd')",
-    "a file beside the interpreter's": "__import__('os').listdir('/root')",
-    "a file beside the packages": "import numpy, os\nos.listdir(os.path.join(os.path.dirname(numpy.__file__), '..', '..', '..'))",
-    "writing to a package": "import numpy\nopen(numpy.__file__, 'a')",
-    "the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)",
-    "a socket": "import socket\nsocket.socket()",
-}
-
 
 @pytest.mark.slow
 async def test_code_plans_batches_and_agents_use_the_same_isolation(runtime: Runtime) -> None:
@@ -68,11 +59,3 @@ async def test_code_plans_batches_and_agents_use_the_same_isolation(runtime: Run
     run = await Agent(model, tools=runtime.registry, code_execution=runtime).run("Add them up.")
     assert run.content == "It is 18."
     assert "18" in next(message["content"] for message in run.messages if message["role"] == "tool")
-
-
-async def test_packages_open_no_way_out(runtime: Runtime) -> None:
-    for name, script in ESCAPES.items():
-        result = await runtime.execute_code(script)
-        assert result.outcome is Outcome.ERROR, name
-        assert result.error is not None
-        assert result.error.type == "PermissionError", (name, result.error)

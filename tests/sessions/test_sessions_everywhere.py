@@ -154,7 +154,7 @@ def test_a_script_that_takes_what_is_sent_to_the_next_costs_two_timeouts_and_the
                 SessionError, match=r"an empty script did not end \(timeout\): .* reset\(\) begins again"
             ):
                 session.execute_code("1")
-        runs = session.session._state.used_calls, session.session.is_live
+        runs = session.session.used_calls, session.session.is_live
         session.reset()
         assert session.execute_code("2").value == 2
 
