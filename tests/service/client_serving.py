@@ -55,6 +55,8 @@ class BadProxy:
         self.is_bad = True
         self.is_closed_to_all = False
         self.is_silent = False
+        self.held_bytes = 0
+        """What is not carried because it is silent."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -103,6 +105,7 @@ class BadProxy:
         with contextlib.suppress(OSError):
             while data := await source.read(self._random.choice([1, 7, 100, 4096, 65536]) if self.is_bad else 65536):
                 while self.is_silent:
+                    self.held_bytes = len(data)
                     await asyncio.sleep(0.01)
                 left[0] -= len(data)
                 if left[0] < 0:

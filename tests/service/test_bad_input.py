@@ -24,7 +24,7 @@ from service_host import Served, client_of, until
 from toolcell.service import ServiceConfig, bodies, create_app
 from toolcell.service.bodies import parsed_body
 from toolcell.service.problems import Problem
-from toolcell.service.socket.messages import FRAME_BYTES
+from toolcell.service.socket.connection import PART_BYTES
 
 pytestmark = pytest.mark.isolation
 
@@ -259,7 +259,7 @@ def test_a_cursor_that_the_service_did_not_make_is_refused(client: TestClient) -
 def test_a_frame_that_is_too_long_is_refused_before_it_is_kept_or_unpacked(served: Served) -> None:
     with connect(f"ws://127.0.0.1:{served.port}/v1/connect", proxy=None) as there:
         assert there.protocol.extensions == []  # it offered to compress
-        there.send(bytes(FRAME_BYTES + 1))
+        there.send(bytes(PART_BYTES + 1))
         with pytest.raises(ConnectionClosed) as caught:
             there.recv(timeout=20)
 

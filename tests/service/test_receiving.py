@@ -18,8 +18,7 @@ from toolcell.config import KIB, MIB
 from toolcell.service import Client, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.receiving import FLOOR_BYTES, Receiving
-from toolcell.service.socket.messages import CALLER_MESSAGES, FRAMES, PART_BYTES, SERVICE_MESSAGES, MessagePart
-from toolcell.service.socket.streams import Stream, Streams
+from toolcell.service.socket.connection import PART_BYTES, Connection
 from toolcell.service.tokens import TokenDatabase
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
@@ -43,50 +42,51 @@ def test_no_tenant_and_all_together_never_hold_more_than_they_may(steps: list[tu
     assert receiving.held_bytes == 0
 
 
-def served(receiving: Receiving) -> tuple[Streams, list[Stream]]:
-    """Return the service's end of a caller of the tenant a, and the requests that it begins."""
-    begun: list[Stream] = []
-    streams = Streams(
-        SERVICE_MESSAGES,
-        CALLER_MESSAGES,
-        message_bytes=64 * MIB,
-        most=64,
-        on_request=begun.append,
-        reservation=receiving.reservation("a"),
-    )
-    return streams, begun
+class Line:
+    """A transport that has these frames, and then none."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self._frames = [*frames]
+
+    async def send(self, message: bytes, /) -> None:
+        raise AssertionError("nothing is sent")
+
+    async def recv(self) -> bytes:
+        if not self._frames:
+            await asyncio.Event().wait()
+        return self._frames.pop(0)
 
 
-def part(request: int, number: int, is_last: bool, data: bytes) -> bytes:
-    return FRAMES.encode_body(MessagePart(request, number, is_last, data))
-
-
-def test_unfinished_messages_of_a_client_are_bounded_together() -> None:
+@pytest.mark.anyio
+async def test_unfinished_messages_of_a_client_are_bounded_together() -> None:
     receiving = Receiving(10 * MIB, lambda tenant: 3 * MIB)
-    streams, _ = served(receiving)
-    with pytest.raises(RemoteProtocolError, match="may send 3145728 bytes at once"):
-        for request in range(1, 64):
-            for number in range(1, 4):
-                streams.receive(part(request, number, False, bytes(PART_BYTES)))
-                while streams.next_frame() is not None:
-                    pass
-    assert 2 * MIB < receiving.held_bytes <= 3 * MIB
-    streams.lose_all("over")
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(5):  # connections of one tenant, with a message each that never ends
+            line = Line(*[bytes(PART_BYTES)] * 10)
+            connection = await stack.enter_async_context(Connection(line, 64 * MIB, receiving.reservation("a")))
+            reading = asyncio.create_task(connection.receive())
+            stack.callback(reading.cancel)
+            await until(lambda line=line, reading=reading: not line._frames or reading.done())
+        with pytest.raises(RemoteProtocolError, match="may send 3145728 bytes at once"):
+            await reading
+        assert 2 * MIB < receiving.held_bytes <= 3 * MIB
     assert receiving.held_bytes == 0
 
 
-def test_a_message_counts_until_its_request_has_its_place() -> None:
-    receiving = Receiving(10 * MIB, lambda tenant: 3 * MIB)
-    streams, begun = served(receiving)
-    streams.receive(part(1, 1, True, b"x" * 1000))
-    begun[0].take()
-    assert receiving.held_bytes == 1000
-    begun[0].admitted()
-    assert receiving.held_bytes == 0
-    streams.receive(part(1, 2, True, b"y" * 500))
-    assert receiving.held_bytes == 500
-    begun[0].take()
-    assert receiving.held_bytes == 0
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_message_counts_until_its_request_has_its_place(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"concurrent_runs": 1, "grace_s": 0.0}
+    async with serving(tmp_path, registry(), **settings) as (url, service), Client(url) as first, Client(url) as second:
+        running = asyncio.create_task(first.execute_code("while True: pass"))
+        await until(lambda: len(service.runs) == 1 and service.receiving.held_bytes == 0)
+        waiting = asyncio.create_task(second.execute_code("len(x)", inputs={"x": "x" * 100_000}))
+        await until(lambda: service.receiving.held_bytes > 100_000)
+        running.cancel()
+        assert (await waiting).value == 100_000
+        assert service.receiving.held_bytes == 0
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
 
 
 @pytest.mark.isolation

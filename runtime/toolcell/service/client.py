@@ -43,9 +43,7 @@ from toolcell.run import (
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.exchange import CallerTools, Exchange
 from toolcell.service.socket.failures import ToolsetForgotten
-from toolcell.service.socket.link import ServiceLink, socket_url
-from toolcell.service.socket.messages import Ask
-from toolcell.service.socket.streams import StreamLost
+from toolcell.service.socket.link import RequestLost, ServiceLink, socket_url
 from toolcell.service.socket.values import READERS, reference_to
 from toolcell.service.socket.wire_arguments import (
     KEPT_OFFERS,
@@ -561,8 +559,8 @@ class Client(OpenedInBlock, CodeRuntime):
                 if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
                     plain["toolset"] = await self._offered(registry)
                 answer = await self._exchanged(method, plain, caller, handlers)
-            except StreamLost:
-                continue  # nothing of it was sent, so it is safe to send it
+            except RequestLost:
+                continue  # nothing of it arrived, so it is safe to send it
             except ToolsetForgotten:
                 self._offers.pop(offer_key(registry))
                 continue
@@ -570,19 +568,8 @@ class Client(OpenedInBlock, CodeRuntime):
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
 
     async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, handlers: RunHandlers) -> Any:
-        stream = await self._link.request(is_run=not method.startswith("session.") or method.endswith("_code"))
-        try:
-            most = self._link.message_bytes
-            try:
-                body = stream.encode(Ask(method, plain))
-            except (UnsendableValue, ValueTooLarge) as exc:
-                raise UsageError(f"{method} cannot be sent: {exc}") from exc
-            if len(body) > most:
-                raise UsageError(f"{method} takes {len(body)} bytes, and the service takes {most} (message_bytes)")
-            stream.send_body(body)
-            return await Exchange(stream, most, caller, handlers).answer()
-        finally:
-            self._link.forget(stream)
+        is_run = not method.startswith("session.") or method.endswith("_code")
+        return await Exchange(self._link, caller, handlers).ask(method, plain, is_run=is_run)
 
     def _read(self, kind: str, answer: Any, abandoned: AbandonedThreads) -> Any:
         try:

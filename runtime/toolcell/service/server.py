@@ -17,7 +17,7 @@ from toolcell.errors import UsageError
 from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.problems import Problem
 from toolcell.service.service import Service
-from toolcell.service.socket.messages import FRAME_BYTES
+from toolcell.service.socket.connection import PART_BYTES
 from toolcell.support.asgi import HttpServer, is_loopback, url_of
 from toolcell.support.exact_json import json_text
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
@@ -119,7 +119,7 @@ def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # a header must not make a stranger local
-        ws_max_size=FRAME_BYTES,
+        ws_max_size=PART_BYTES,
         ws_ping_interval=PING_S,
         ws_ping_timeout=SILENT_S,
         ws_per_message_deflate=False,  # a kilobyte would become a megabyte before anything is checked

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Close
 
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.service.authentication import principal_of
@@ -27,22 +29,11 @@ from toolcell.service.receiving import Receiving
 from toolcell.service.request_log import note, one_line
 from toolcell.service.revocations import AskWho, Revocations, check_same
 from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.connection import ENDED, LOST, PROTOCOL_ERROR, REFUSED, RESTART, Connection
 from toolcell.service.socket.failures import failed
-from toolcell.service.socket.messages import (
-    CALLER_MESSAGES,
-    FRAMES,
-    SERVICE_MESSAGES,
-    SOCKET_VERSION,
-    Ask,
-    CallerHello,
-    Finished,
-    Goodbye,
-    RequestFailed,
-    ServiceHello,
-)
+from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Request, Response
 from toolcell.service.socket.methods import METHODS, CallerSession, Method
-from toolcell.service.socket.remote_tools import ServedRequest, served_here
-from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, StreamLost, Streams, Transport, read_frame
+from toolcell.service.socket.remote_tools import Channel, ServedRequest, served_here
 from toolcell.service.tenants import Tenant
 from toolcell.support.log import quiet_from_here
 from toolcell.support.token_bucket import TokenBucket
@@ -53,6 +44,8 @@ MOST_CALLERS: Final = 4096
 MOST_OF_TENANT: Final = 1024
 """Most callers of one tenant at once: it does not keep the others out."""
 MAX_NAME_CHARS: Final = 64
+MAX_REASON_BYTES: Final = 120
+"""Of a WebSocket's end, of the 123 that there are."""
 
 PlaceForRun = Callable[[Principal], AbstractAsyncContextManager[anyio.Event]]
 """Gives a run of a principal its place, and the event that ends it; refuses it with a `Problem`."""
@@ -70,69 +63,106 @@ class Caller:
         session: CallerSession,
         place: PlaceForRun,
         folders: Sequence[Path],
-        **bounds: Any,
+        most: int,
     ) -> None:
-        """`folders`: the service's own, which no message names. `bounds`: as for `Streams`."""
+        """`folders`: the service's own, which no message names. `most`: requests that may be under way."""
         self.name, self.principal = name, principal
-        self._session, self._place, self._folders = session, place, folders
-        self.streams = Streams(SERVICE_MESSAGES, CALLER_MESSAGES, on_request=self._begin, **bounds)
+        self._session, self._place, self._folders, self._most = session, place, folders, most
         self.home = secrets.token_hex(8)
         self.ask_who = ask_who
         """Asks who the caller is, with the credential of its latest connection."""
         self.allowed = contextlib.ExitStack()
         """What looks whether its credential still holds."""
-        self.connections = 0
-        """That it has, the ones included that wait until the one before is put away."""
-        self.turn = asyncio.Lock()
-        self.carrying: asyncio.Task[str] | None = None
+        self.channel = Channel()
         self.leaving: asyncio.Task[None] | None = None
-        self.is_over = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[int, ServedRequest] = {}
+        """Those that the caller has not forgotten. One with an answer is over."""
+        self._running: dict[asyncio.Task[None], ServedRequest] = {}
+        self._highest = 0
 
-    async def end(self, reason: str) -> None:
+    def greet(self, connection: Connection, hello: Request, **bounds: Any) -> None:
+        """Begin with a connection. Requests that the caller does not ask for go on, and nobody gets their answers.
+
+        Raises:
+            RemoteProtocolError: it is not a hello.
+        """
+        asked = hello.params.get("open")
+        if not isinstance(asked, list) or not all(type(ident) is int for ident in asked):
+            raise RemoteProtocolError("a hello lists the requests that are open")
+        self._requests = {ident: self._requests[ident] for ident in asked if ident in self._requests}
+        self.channel.use(connection)
+        connection.post(Response(hello.id, None, {"home": self.home, "open": [*self._requests], **bounds}))
+        for request in self._requests.values():
+            if request.answer:
+                connection.post_body(request.answer)
+
+    def take(self, message: Message, give_back: Callable[[], None]) -> None:
+        """Take what the caller says.
+
+        Raises:
+            RemoteProtocolError: it may not say that.
+        """
+        if isinstance(message, Request):
+            self._begin(message, give_back)
+            return
+        give_back()
+        if isinstance(message, Response):
+            self.channel.answered(message.id, message.result)
+            return
+        ident = message.params.get("request")
+        request = self._requests.get(ident) if type(ident) is int else None
+        if message.method not in ("cancel", "abort", "forget"):
+            raise RemoteProtocolError(f"there is no notification {message.method!r:.80}")
+        if request is None:
+            return  # it was over, and forgotten
+        if message.method == "cancel":
+            request.cancel.set()
+            return
+        request.scope.cancel()
+        if message.method == "forget":
+            del self._requests[request.id]
+
+    async def end(self) -> None:
         """End all its requests and sessions."""
-        self.is_over = True
         self.allowed.close()
-        self.streams.lose_all(reason)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._running:
+            for request in self._running.values():
+                request.scope.cancel()
+            await asyncio.wait(self._running)
         await self._session.close()
 
-    def _begin(self, stream: Stream) -> None:
-        if self.is_over:
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(stream))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _begin(self, ask: Request, give_back: Callable[[], None]) -> None:
+        if ask.id <= self._highest:
+            raise RemoteProtocolError(f"request {ask.id} after request {self._highest}")
+        if max(len(self._requests), len(self._running) // 2) >= self._most:
+            raise RemoteProtocolError(f"more than {self._most} requests are under way")
+        self._highest = ask.id
+        request = self._requests[ask.id] = ServedRequest(self.channel, ask, give_back)
+        task = asyncio.get_running_loop().create_task(self._serve(request))
+        self._running[task] = request
+        task.add_done_callback(self._running.pop)
 
-    async def _serve(self, stream: Stream) -> None:
-        """Serve a request from its first message to its last. Never raises."""
-        with contextlib.suppress(StreamLost):
+    async def _serve(self, request: ServedRequest) -> None:
+        """Serve a request. Never raises."""
+        answer = _failed_response(request.id, "cancelled", "the request was given up")
+        known = request.method if request.method in METHODS else None
+        who = {"tenant": self.principal.tenant, "subject": self.principal.subject}
+        with one_line(client=None, method="SOCKET", route=known, status=None, **who):
             try:
-                ask = await stream.receive()
-                if not isinstance(ask, Ask):
-                    raise RemoteProtocolError(f"a request begins with Ask, not with {type(ask).__name__}")
-            except RemoteProtocolError as exc:
-                stream.send(RequestFailed("usage_error", str(exc), {}))
-                return
-            request = ServedRequest(stream, ask)
-            listening = asyncio.create_task(request.listen())
-            last: Finished | RequestFailed = RequestFailed("cancelled", "the request was given up", {})
-            known = request.method if request.method in METHODS else None
-            who = {"tenant": self.principal.tenant, "subject": self.principal.subject}
-            with one_line(client=None, method="SOCKET", route=known, status=None, **who):
-                try:
-                    with request.scope:
-                        last = await self._carry_out(request)
-                finally:
-                    listening.cancel()
-                    _note_end(last)
-            try:
-                stream.send(last)
-            except (UnsendableValue, ValueTooLarge) as exc:
-                stream.send(RequestFailed("too_large", f"it was done, and its result cannot be sent: {exc}", {}))
+                with request.scope:
+                    answer = await self._carry_out(request)
+            finally:
+                request.admitted()
+                _note_end(answer)
+        try:
+            request.answer = MESSAGES.encode_body(answer)
+        except (UnsendableValue, ValueTooLarge) as exc:
+            too_large = f"it was done, and its result cannot be sent: {exc}"
+            request.answer = MESSAGES.encode_body(_failed_response(request.id, "too_large", too_large))
+        if self._requests.get(request.id) is request and self.channel.connection is not None:
+            self.channel.connection.post_body(request.answer)
 
-    async def _carry_out(self, request: ServedRequest) -> Finished | RequestFailed:
+    async def _carry_out(self, request: ServedRequest) -> Response:
         try:
             method = METHODS.get(request.method)
             if method is None:
@@ -140,19 +170,19 @@ class Caller:
             await check_same(self.principal, self.ask_who)
             if not self.principal.may(method.scope):
                 raise Problem(403, "forbidden", "Not allowed", f"{request.method} needs the scope {method.scope}")
-            return Finished(await self._carried_out(method, request))
+            return Response(request.id, None, await self._carried_out(method, request))
         except Exception as exc:
-            return failed(exc, self._folders)
+            return Response(request.id, failed(exc, self._folders), None)
 
     async def _carried_out(self, method: Method, request: ServedRequest) -> Any:
         served_here.set(request)
         arguments = Arguments(request.arguments)
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
-            request.stream.admitted()
+            request.admitted()
             return await method.handler(self._session, request, arguments)
         async with self._place(self.principal) as cancel:
-            request.stream.admitted()
+            request.admitted()
             passing = asyncio.create_task(_pass_on(cancel, request.cancel))
             try:
                 return await method.handler(self._session, request, arguments)
@@ -160,11 +190,15 @@ class Caller:
                 passing.cancel()
 
 
-def _note_end(last: Finished | RequestFailed) -> None:
-    if isinstance(last, RequestFailed):
-        note(code=last.code)
+def _failed_response(ident: int, code: str, message: str) -> Response:
+    return Response(ident, {"code": code, "message": message, "details": {}}, None)
+
+
+def _note_end(answer: Response) -> None:
+    if answer.error is not None:
+        note(code=answer.error["code"])
         return
-    found = last.value.get("run_id") if isinstance(last.value, dict) else None
+    found = answer.result.get("run_id") if isinstance(answer.result, dict) else None
     note(status=200, **({"run_id": found} if isinstance(found, str) else {}))
 
 
@@ -199,10 +233,11 @@ class Callers:
     def __iter__(self) -> Iterator[Caller]:
         return iter([*self._callers.values()])
 
-    def _caller(self, name: str, principal: Principal, tenant: Tenant, ask_who: AskWho) -> Caller:
+    def _caller(self, hello: Request, principal: Principal, tenant: Tenant, ask_who: AskWho) -> Caller:
         """Return the caller of a name. It is its principal's: for everybody else, it does not exist."""
-        if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise RemoteProtocolError(f"a caller's name of {len(name)} characters, limit {MAX_NAME_CHARS}")
+        name = hello.params.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+            raise RemoteProtocolError(f"a caller's name is a text of at most {MAX_NAME_CHARS} characters")
         if (known := self._callers.get((principal, name))) is not None:
             return known
         if len(self) >= self.most:
@@ -218,100 +253,74 @@ class Callers:
             session=CallerSession(principal, tenant),
             place=self._place,
             folders=self._folders,
-            message_bytes=self._message_bytes,
             most=self._requests,
-            reservation=self._receiving.reservation(principal.tenant),
         )
         watching = self._revocations.ending(principal, lambda: made.ask_who(), partial(self._refuse, made))
         made.allowed.enter_context(watching)
         return made
 
-    async def carry(
-        self, hello: CallerHello, principal: Principal, tenant: Tenant, transport: Transport, ask_who: AskWho
-    ) -> str:
-        """Serve a connection until it is lost; return why it was. `ask_who` is asked at each request.
-
-        Raises:
-            Problem: there are too many callers.
-            RemoteProtocolError: the caller broke the protocol. All that it has here ends.
-        """
-        caller = self._caller(hello.name, principal, tenant, ask_who)
-        caller.connections += 1
-        self._stay(caller)
-        if caller.carrying is not None:  # the caller lost that connection, and here nobody has noticed yet
-            caller.carrying.cancel()
-            caller.carrying = None
+    async def serve(self, transport: ServerTransport, principal: Principal, tenant: Tenant, ask_who: AskWho) -> None:
+        """Serve a connection until it is lost or ended. `ask_who` is asked at each request."""
+        connection = Connection(transport, self._message_bytes, self._receiving.reservation(principal.tenant))
+        caller, stay_s = None, self._grace_s
         try:
-            async with caller.turn:
+            async with connection:
+                hello = await _hello(connection)
+                caller = self._caller(hello, principal, tenant, ask_who)
+                if caller.leaving is not None:
+                    caller.leaving.cancel()
                 caller.ask_who = ask_who
-                return await self._carry(caller, hello, transport)
-        except (RemoteProtocolError, SaidGoodbye) as exc:
+                bounds = {"message_bytes": self._message_bytes, "requests": self._requests}
+                caller.greet(connection, hello, grace_s=float(self._grace_s), **bounds)
+                while True:
+                    message, size = await connection.receive()
+                    caller.take(message, partial(connection.give_back, size))
+        except LOST as exc:
+            if isinstance(exc, ConnectionClosed) and exc.rcvd is not None and exc.rcvd.code == ENDED:
+                stay_s = 0.0
+        except (RemoteProtocolError, Problem) as exc:
+            connection.farewell = Close(PROTOCOL_ERROR if isinstance(exc, RemoteProtocolError) else REFUSED, str(exc))
+            stay_s = 0.0
+        finally:
+            if caller is not None and caller.channel.connection is connection:
+                caller.channel.use(None)
+                self._end_soon(caller, stay_s)
+        if connection.farewell is not None:
+            await transport.close(connection.farewell)
+
+    def _end_soon(self, caller: Caller, stay_s: float = 0.0) -> None:
+        if not stay_s:
             self._forget(caller)
-            if isinstance(exc, RemoteProtocolError):
-                raise
-            return f"the caller ended it: {exc}"
-        finally:
-            caller.connections -= 1
-            if not caller.connections and caller.leaving is None:
-                wait_s = 0.0 if caller.is_over else self._grace_s
-                caller.leaving = asyncio.create_task(self._end_later(caller, wait_s))
-
-    async def _carry(self, caller: Caller, hello: CallerHello, transport: Transport) -> str:
-        if caller.is_over:
-            raise Problem(503, "session_over", "The client was ended", "it ended while this connection began")
-        caller.streams.resume(hello.received)
-        answer = ServiceHello(
-            SOCKET_VERSION,
-            caller.home,
-            received=caller.streams.received(),
-            grace_s=float(self._grace_s),
-            message_bytes=self._message_bytes,
-            requests=self._requests,
-        )
-        await transport.send(FRAMES.encode_body(answer))
-        task = caller.carrying = asyncio.create_task(caller.streams.carry(transport))
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if caller.carrying is task:
-                raise
-            return "another connection took its place"
-        finally:
-            if caller.carrying is task:
-                caller.carrying = None
-
-    def _stay(self, caller: Caller) -> None:
-        if caller.leaving is not None:
-            caller.leaving.cancel()
-            caller.leaving = None
+        caller.leaving = asyncio.create_task(self._end_later(caller, stay_s))
 
     def _forget(self, caller: Caller) -> None:
         """Note that a caller is over: by its name, nobody finds it any more."""
-        caller.is_over = True
         if self._callers.get(key := (caller.principal, caller.name)) is caller:
             del self._callers[key]
 
-    async def _end_later(self, caller: Caller, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
+    async def _end_later(self, caller: Caller, stay_s: float) -> None:
+        await asyncio.sleep(stay_s)
         self._forget(caller)
-        await caller.end("the caller was away for longer than the grace time")
+        await caller.end()
 
     def _refuse(self, caller: Caller, problem: Problem) -> None:
         """End a caller whose credential does not hold any more."""
-        self._stay(caller)
-        work = self._end(caller, problem.code, f"{problem.title}: {problem.detail}")
-        caller.leaving = asyncio.create_task(work)
+        self._end(caller, REFUSED, f"{problem.title}: {problem.detail}")
 
-    async def _end(self, caller: Caller, code: str, reason: str) -> None:
-        self._forget(caller)
-        caller.streams.say_goodbye(code, reason)
-        await caller.end(reason)
+    def _end(self, caller: Caller, code: int, reason: str) -> None:
+        if caller.leaving is not None:
+            caller.leaving.cancel()
+        if caller.channel.connection is not None:
+            caller.channel.connection.end(code, reason)
+            caller.channel.use(None)
+        self._end_soon(caller)
 
     async def close(self) -> None:
         """End every caller."""
         for caller in self:
-            self._stay(caller)
-            await self._end(caller, "restart", "the service ends")
+            self._end(caller, RESTART, "the service ends")
+            assert caller.leaving is not None
+            await caller.leaving
 
 
 HELLO_S: Final = 10.0
@@ -319,8 +328,6 @@ HELLO_S: Final = 10.0
 FRAMES_PER_S: Final = 4_000.0
 """Frames a second of one connection. Past it, the service reads more slowly."""
 BURST: Final = 4_000.0
-
-PROTOCOL_ERROR: Final = 1002
 
 
 class ServerTransport:
@@ -331,14 +338,14 @@ class ServerTransport:
         self._bucket = TokenBucket(1 / FRAMES_PER_S, BURST)
 
     async def send(self, message: bytes, /) -> None:
-        """Write one binary message."""
+        """Write one binary frame."""
         try:
             await self._websocket.send_bytes(message)
         except (WebSocketDisconnect, RuntimeError, OSError) as exc:
             raise ConnectionError("the caller is gone") from exc
 
     async def recv(self) -> str | bytes:
-        """Return the next message."""
+        """Return the next frame."""
         if pause_s := self._bucket.take(asyncio.get_running_loop().time()):
             await asyncio.sleep(pause_s)
         try:
@@ -346,16 +353,15 @@ class ServerTransport:
         except (RuntimeError, OSError) as exc:
             raise ConnectionError("the caller is gone") from exc
         if message["type"] == "websocket.disconnect":
-            raise ConnectionError(f"the caller closed it ({message.get('code', 1005)})")
+            raise ConnectionClosed(Close(message.get("code", 1005), message.get("reason") or ""), None)
         data: str | bytes | None = message.get("bytes")
         return data if data is not None else str(message.get("text", ""))
 
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        """End it."""
-        try:
-            await self._websocket.close(code, reason[:120])
-        except (RuntimeError, OSError, WebSocketDisconnect):
-            return
+    async def close(self, farewell: Close) -> None:
+        """End it, and say why."""
+        with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
+            reason = farewell.reason.encode()[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+            await self._websocket.close(farewell.code, reason)
 
 
 def check_origin(websocket: WebSocket) -> None:
@@ -389,38 +395,20 @@ async def connect(websocket: WebSocket) -> None:
         quiet_from_here("uvicorn.error")  # to it, each refusal is a handshake that was not completed
         return
     await websocket.accept()
-    transport = ServerTransport(websocket)
-    code, reason = PROTOCOL_ERROR, ""
-    try:
-        hello = await _hello(transport)
-        reason = await service.callers.carry(hello, principal, tenant, transport, ask_who)
-        code = 1000
-    except (RemoteProtocolError, Problem) as exc:
-        reason = str(exc)
-        await _say_goodbye(transport, exc)
-    except LOST:
-        return
-    await transport.close(code, reason)
+    await service.callers.serve(ServerTransport(websocket), principal, tenant, ask_who)
 
 
-async def _hello(transport: ServerTransport) -> CallerHello:
+async def _hello(connection: Connection) -> Request:
     try:
-        hello = read_frame(await asyncio.wait_for(transport.recv(), HELLO_S))
+        hello, size = await asyncio.wait_for(connection.receive(), HELLO_S)
+        connection.give_back(size)
     except TimeoutError as exc:
         raise RemoteProtocolError(f"no hello came in {HELLO_S:g} s") from exc
-    if not isinstance(hello, CallerHello):
-        raise RemoteProtocolError(f"the first frame is a hello, not {type(hello).__name__}")
-    if hello.version != SOCKET_VERSION:
-        raise RemoteProtocolError(f"the caller speaks version {hello.version}, and this service {SOCKET_VERSION}")
+    if not isinstance(hello, Request) or hello.method != "hello":
+        raise RemoteProtocolError("the first message is the request hello")
+    if (version := hello.params.get("version")) != SOCKET_VERSION:
+        raise RemoteProtocolError(f"the caller speaks version {version!r:.20}, and this service {SOCKET_VERSION}")
     return hello
-
-
-async def _say_goodbye(transport: ServerTransport, exc: Exception) -> None:
-    code = exc.code if isinstance(exc, Problem) else "protocol"
-    try:
-        await transport.send(FRAMES.encode_body(Goodbye(code, str(exc)[:1000])))
-    except LOST:
-        return
 
 
 ROUTES: Final = (WebSocketRoute("/v1/connect", connect),)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import time
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 import anyio
 
@@ -16,24 +16,13 @@ from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, 
 from toolcell.results import ToolCallRecord
 from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.failures import raised_for
-from toolcell.service.socket.messages import (
-    AnswerTool,
-    AskTool,
-    DropTool,
-    Finished,
-    NoteCall,
-    Printed,
-    Reported,
-    RequestFailed,
-    StopRun,
-)
-from toolcell.service.socket.streams import Stream, StreamLost
-from toolcell.service.socket.values import plain_answer, read_answer, unusable
+from toolcell.service.socket.link import RequestLost, ServiceLink
+from toolcell.service.socket.messages import Message, Notification, Request, Response
+from toolcell.service.socket.values import failed_answer, plain_answer, read_answer, reader, unusable
 from toolcell.tools import (
     Approvals,
     Approve,
     Call,
-    ErrorCode,
     Origin,
     RegisteredTool,
     RegistryState,
@@ -44,6 +33,35 @@ from toolcell.tools import (
     run_call,
 )
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCall:
+    """A call of a tool of this client, as the service asks for it."""
+
+    kind: Literal["call", "preview", "revert"]
+    tool: str
+    arguments: dict[str, Any]
+    origin: str = Origin.CODE
+    is_approved: bool = False
+    """Whoever may decide has approved it."""
+    run_id: str = ""
+    call_id: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotedCall:
+    """A call that the tools here did not see: it was refused, or the tool lives at the service."""
+
+    call_id: str
+    tool: str
+    origin: str
+    arguments: Any
+    result: dict[str, Any]
+
+
+_read_call, _read_note = reader(AskedCall), reader(NotedCall)
 
 
 class _Approved(Approvals):
@@ -65,7 +83,7 @@ class CallerTools:
         """Somebody wants to know of calls that the tools do not see."""
         return bool(self.context.features.call_ended) or self.context.events.active
 
-    async def make(self, tool_call: AskTool) -> ToolResult:
+    async def make(self, tool_call: AskedCall) -> ToolResult:
         """Make a call, or what belongs to one.
 
         Raises:
@@ -89,7 +107,7 @@ class CallerTools:
         )
         return await run_call(state, call)
 
-    async def note(self, said: NoteCall) -> None:
+    async def note(self, said: NotedCall) -> None:
         """Put a call that was made or refused at the service into the record of the run."""
         try:
             result = read_answer(said.result)
@@ -99,10 +117,9 @@ class CallerTools:
         async def answer() -> ToolResult:
             return result
 
-        args: Any = said.arguments
         await self.tools.answer(
             said.tool,
-            args,
+            said.arguments,
             answer(),
             note="answered by the service",
             call_id=said.call_id,
@@ -124,7 +141,7 @@ class CallerTools:
         spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
         return replace(state, tools={name: RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)})
 
-    async def _revert(self, tool_call: AskTool, context: RunContext) -> ToolResult:
+    async def _revert(self, tool_call: AskedCall, context: RunContext) -> ToolResult:
         tool = self._find_tool(tool_call.tool)
         assert tool.options.revert is not None
         given: Any = tool_call.arguments.get("args")
@@ -140,11 +157,6 @@ class CallerTools:
         return tool
 
 
-def failed_answer(exc: Exception) -> ToolResult:
-    """Return the answer to a call that could not even be made."""
-    return ToolResult.fail(f"the call could not be made: {exc}", code=ErrorCode.UNAVAILABLE)
-
-
 END_S: Final = 5.0
 """What the end of a request takes that its caller has given up, before nobody waits for it any more."""
 
@@ -152,16 +164,11 @@ END_S: Final = 5.0
 class Exchange:
     """One request."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        message_bytes: int,
-        tools: CallerTools,
-        handlers: RunHandlers = NO_HANDLERS,
-    ) -> None:
-        """`message_bytes`: longest message that the service takes."""
-        self._stream, self._message_bytes, self._tools = stream, message_bytes, tools
-        self._handlers = handlers
+    def __init__(self, link: ServiceLink, tools: CallerTools, handlers: RunHandlers = NO_HANDLERS) -> None:
+        self._link, self._tools, self._handlers = link, tools, handlers
+        self._id = 0
+        self._inbox: asyncio.Queue[Message | RequestLost] = asyncio.Queue()
+        self._run_id = ""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self.records: list[ToolCallRecord] = []
         """Calls that the tools here got."""
@@ -169,61 +176,98 @@ class Exchange:
         self._failure: BaseException | None = None
         """What is raised in the place of the answer."""
 
-    async def answer(self) -> Any:
-        """Return the value of the answer.
+    # What its link tells.
+
+    def arrive(self, message: Message) -> None:
+        """Take what the service says about it."""
+        self._inbox.put_nowait(message)
+
+    def interrupt(self) -> bool:
+        """Drop the calls under way: to the service, it is unknown whether they were made. Whoever is told what happens
+        would not be told all of it over another connection."""
+        for task in self._calls.values():
+            task.cancel()
+        if self._handlers.on_log is None and self._handlers.on_progress is None and not self._tools.is_heard:
+            return True
+        self.lose(RequestLost("the connection was lost, and with it what happened meanwhile", is_begun=True))
+        return False
+
+    def lose(self, lost: RequestLost) -> None:
+        """Note that nothing more comes."""
+        self._inbox.put_nowait(lost)
+
+    # For whoever asks.
+
+    async def ask(self, method: str, params: dict[str, Any], *, is_run: bool) -> Any:
+        """Ask for something, and return the value of the answer.
 
         Raises:
-            StreamLost: nothing of the request was ever sent.
-            ServiceError: the session was lost, and its answer with it.
+            UsageError: it cannot be sent.
+            RequestLost: nothing of the request has reached the service.
+            ServiceError: the answer was lost.
             ToolcellError: the service says that it failed.
             Exception: a callback raised this, or what a tool's call was not to end with.
 
         Cancellation: the run is ended, and its end is waited for, for a short while.
         """
+        self._id = await self._link.ask(self, method, params, is_run=is_run)
         watching = asyncio.create_task(self._watch_cancel()) if self._handlers.cancel is not None else None
         try:
-            try:
-                last = await self._until_last()
-            except asyncio.CancelledError:
-                await self._give_up()
-                raise
-            except StreamLost as exc:
-                if self._failure is not None:
-                    raise self._failure from exc
-                if exc.is_begun:
-                    raise self._lost(str(exc)) from exc
-                raise
-            except RemoteProtocolError as exc:
-                self._stream.send(StopRun(True))
-                raise self._lost(f"the service broke the protocol: {exc}") from exc
+            last = await self._until_last()
+        except asyncio.CancelledError:
+            self._link.tell("abort", self._id)
+            with anyio.move_on_after(END_S, shield=True), contextlib.suppress(RequestLost, RemoteProtocolError):
+                await self._until_last()
+            raise
+        except RequestLost as exc:
+            if self._failure is not None:
+                raise self._failure from exc
+            if exc.is_begun:
+                raise self._lost(str(exc)) from exc
+            raise
+        except RemoteProtocolError as exc:
+            raise self._lost(f"the service broke the protocol: {exc}") from exc
         finally:
             if watching is not None:
                 watching.cancel()
+            self._link.forget(self._id)
             await self._end_calls()
         if self._failure is not None:
             raise self._failure
-        if isinstance(last, RequestFailed):
-            raise raised_for(last)
-        return last.value
+        if last.error is not None:
+            raise raised_for(last.error)
+        return last.result
 
-    async def _until_last(self) -> Finished | RequestFailed:
+    async def _until_last(self) -> Response:
         while True:
-            match await self._stream.receive():
-                case Printed(stream, text):
-                    await self._tell(self._handlers.on_log, stream, text)
-                case Reported(value):
-                    await self._tell(self._handlers.on_progress, value)
-                case AskTool() as tool_call:
-                    self._begin_call(tool_call)
-                case DropTool(ident):
-                    if (task := self._calls.get(ident)) is not None:
-                        task.cancel()
-                case NoteCall() as said:
-                    await self._tools.note(said)
-                case (Finished() | RequestFailed()) as last:
+            match await self._inbox.get():
+                case Response() as last:
                     return last
-                case other:
-                    raise RemoteProtocolError(f"{type(other).__name__} is not an answer")
+                case RequestLost() as lost:
+                    raise lost
+                case Request(ident, "tool", params):
+                    self._begin_call(ident, _read_call(params))
+                case Request(ident, method, params):
+                    await self._hear(method, params)
+                    await self._link.answer(ident, None)
+                case Notification(method, params):
+                    await self._hear(method, params)
+
+    async def _hear(self, method: str, params: dict[str, Any]) -> None:
+        match method, params:
+            case "log", {"stream": str(stream), "text": str(text)}:
+                await self._tell(self._handlers.on_log, stream, text)
+            case "progress", {"value": value}:
+                await self._tell(self._handlers.on_progress, value)
+            case "note", _:
+                await self._tools.note(_read_note(params))
+            case "began", {"run_id": str(run_id)}:
+                self._run_id = run_id
+            case "drop", {"id": int(ident)}:
+                if (task := self._calls.get(ident)) is not None:
+                    task.cancel()
+            case _:
+                raise RemoteProtocolError(f"{method!r:.80} is not said about a request")
 
     async def _tell(self, callback: Any, *values: Any) -> None:
         if callback is None or self._failure is not None:
@@ -236,39 +280,35 @@ class Exchange:
             raise
         except BaseException as exc:  # it ends this run, and comes out of it
             self._failure = exc
-            self._stream.send(StopRun(True))
+            self._link.tell("abort", self._id)
 
     async def _watch_cancel(self) -> None:
         assert self._handlers.cancel is not None
         await self._handlers.cancel.wait()
-        self._stream.send(StopRun(False))
-
-    async def _give_up(self) -> None:
-        """End a request that nobody waits for any more."""
-        self._stream.send(StopRun(True))
-        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(StreamLost, RemoteProtocolError):
-            await self._until_last()
+        self._link.tell("cancel", self._id)
 
     def _lost(self, reason: str) -> ServiceError:
         calls = f"{len(self.records)} calls were made here: " + ", ".join(each.name for each in self.records[:20])
         made = calls if self.records else "no call was made here"
         text = f"the answer of the service was lost: {reason}. The script may have begun; {made}"
+        if self._run_id:
+            text += f". What became of it is in the record: GET /v1/runs/{self._run_id}"
         return ServiceError(text, may_have_begun=True, calls=tuple(self.records))
 
     # Calls
 
-    def _begin_call(self, tool_call: AskTool) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve_call(tool_call))
-        self._calls[tool_call.id] = task
-        task.add_done_callback(lambda _: self._calls.pop(tool_call.id, None))
+    def _begin_call(self, ident: int, tool_call: AskedCall) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve_call(ident, tool_call))
+        self._calls[ident] = task
+        task.add_done_callback(lambda _: self._calls.pop(ident, None))
 
-    async def _serve_call(self, tool_call: AskTool) -> None:
+    async def _serve_call(self, ident: int, tool_call: AskedCall) -> None:
         began = time.perf_counter()
         number = len(self.records)
         if tool_call.kind == "call":
             args = tool_call.arguments
             self.records.append(
-                ToolCallRecord(f"call_{tool_call.id}", tool_call.tool, args, "pending", started_s=began - self._began)
+                ToolCallRecord(f"call_{ident}", tool_call.tool, args, "pending", started_s=began - self._began)
             )
         status = "error"
         try:
@@ -283,25 +323,20 @@ class Exchange:
                 self._failure = self._failure or exc
             plain = {"status": "error", "abort": str(exc).encode("utf-8", "replace").decode()[:4000]}
         except Exception as exc:
-            plain = plain_answer(failed_answer(exc))
+            plain = failed_answer(exc)
         if tool_call.kind == "call":
             self._record(number, status, began)
-        self._send_answer(tool_call.id, plain)
+        await self._send_answer(ident, plain)
 
     def _record(self, number: int, status: str, began: float) -> None:
         took_s = time.perf_counter() - began
         self.records[number] = replace(self.records[number], status=status, duration_s=took_s)
 
-    def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
-        encode = self._stream.encode
+    async def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
         try:
-            body = encode(AnswerTool(ident, plain))
-            if len(body) > self._message_bytes:
-                problem = f"result too large ({len(body)} > {self._message_bytes} bytes, the service's message_bytes)"
-                body = encode(AnswerTool(ident, unusable(problem)))
+            await self._link.answer(ident, plain)
         except (UnsendableValue, ValueTooLarge) as exc:
-            body = encode(AnswerTool(ident, unusable(str(exc))))
-        self._stream.send_body(body)
+            await self._link.answer(ident, unusable(str(exc)))
 
     async def _end_calls(self) -> None:
         """Cancel the calls that nobody waits for any more, and wait for their ends."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from toolcell.errors import (
     UsageError,
 )
 from toolcell.service.problems import Problem
-from toolcell.service.socket.messages import RequestFailed
 from toolcell.support.log import logger_of
 
 logger = logger_of("toolcell.service")
@@ -49,56 +47,52 @@ _KINDS: Final[dict[str, type[ToolcellError]]] = {
         ToolsetForgotten,
     )
 }
-_BUSY: Final = frozenset({429, 503})
 MAX_CHARS: Final = 4_000
 
 
-def failed(exc: BaseException, folders: Iterable[Path] = ()) -> RequestFailed:
+def failed(exc: BaseException, folders: Iterable[Path] = ()) -> dict[str, Any]:
     """Return what the caller is told about an exception, without the service's own `folders`."""
-    found = _failed(exc)
+    code, message, details = _failed(exc)
     for folder in folders:
-        found = replace(found, message=found.message.replace(str(folder), "..."))
-    return found
+        message = message.replace(str(folder), "...")
+    return {"code": code, "message": message, "details": details}
 
 
-def _failed(exc: BaseException) -> RequestFailed:
+def _failed(exc: BaseException) -> tuple[str, str, dict[str, Any]]:
     details: dict[str, Any] = {}
     match exc:
         case Problem():
             text = f"{exc.title}: {exc.detail}" if exc.detail else exc.title
             retry = exc.headers.get("Retry-After", "")
             details = {"status": exc.status, "retry_after_s": float(retry) if retry.isdecimal() else 0.0}
-            return RequestFailed(exc.code, text[:MAX_CHARS], details)
+            return (exc.code, text[:MAX_CHARS], details)
         case QuotaExceeded():
             details = {"retry_after_s": float(exc.retry_after_s)}
         case Misconfigured():
-            return RequestFailed(UsageError.code, _text(exc), {})
+            return (UsageError.code, _text(exc), {})
         case ToolAbort():
-            return RequestFailed("service_error", "a tool ended the request", {})
+            return ("service_error", "a tool ended the request", {})
         case ToolcellError():
             pass
         case _:
             logger.error("a request of a client failed", exc_info=exc)
-            return RequestFailed("internal_error", "the service failed; its log has the reason", {})
-    return RequestFailed(exc.code, _text(exc), details)
+            return ("internal_error", "the service failed; its log has the reason", {})
+    return (exc.code, _text(exc), details)
 
 
 def _text(exc: BaseException) -> str:
     return str(exc).encode("utf-8", "replace").decode()[:MAX_CHARS]
 
 
-def raised_for(message: RequestFailed) -> ToolcellError:
+def raised_for(error: Mapping[str, Any]) -> ToolcellError:
     """Return the exception that the caller gets."""
-    details = message.details
-    retry = details.get("retry_after_s", 0.0)
-    retry_s = float(retry) if isinstance(retry, int | float) else 0.0
-    if message.code == QuotaExceeded.code:
-        return QuotaExceeded(message.message, retry_s)
-    if (kind := _KINDS.get(message.code)) is not None:
-        return kind(message.message)
-    status = details.get("status", 0)
-    if status in _BUSY:
-        return SandboxUnavailable(message.message)
-    if status:
-        return UsageError(message.message)
-    return ServiceError(message.message, may_have_begun=True)
+    code, message, details = error.get("code"), str(error.get("message", "")), error.get("details")
+    known: Mapping[str, Any] = details if isinstance(details, dict) else {}
+    if code == QuotaExceeded.code:
+        retry = known.get("retry_after_s", 0.0)
+        return QuotaExceeded(message, float(retry) if isinstance(retry, int | float) else 0.0)
+    if (kind := _KINDS.get(str(code))) is not None:
+        return kind(message)
+    if status := known.get("status", 0):
+        return SandboxUnavailable(message) if status in (429, 503) else UsageError(message)
+    return ServiceError(message, may_have_begun=True)

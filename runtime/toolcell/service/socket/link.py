@@ -6,31 +6,33 @@ Needs asyncio: the library websockets, which it connects with, has no other loop
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
-from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from toolcell.errors import ServiceUnavailable, ToolcellError, UsageError
-from toolcell.service.socket.messages import (
-    CALLER_MESSAGES,
-    FRAME_BYTES,
-    FRAMES,
-    SERVICE_MESSAGES,
-    SOCKET_VERSION,
-    CallerHello,
-    Goodbye,
-    ServiceHello,
+from toolcell.service.socket.connection import (
+    ENDED,
+    LOST,
+    PART_BYTES,
+    PROTOCOL_ERROR,
+    REFUSED,
+    RESTART,
+    Connection,
 )
-from toolcell.service.socket.streams import LOST, SaidGoodbye, Stream, Streams, read_frame
+from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Notification, Request, Response
+from toolcell.service.socket.values import failed_answer, reader
 from toolcell.support.event_loop import ChangeEvent
-from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 RESULT_BYTES: Final = 256 * 1024 * 1024
 """Longest message that a client takes: a result with all its files."""
@@ -41,11 +43,12 @@ PING_S: Final = 5.0
 SILENT_S: Final = 15.0
 """How long the service may leave a ping unanswered before the connection counts as lost."""
 END_S: Final = 2.0
-"""For a goodbye."""
+"""For the end of the connection."""
 RESERVED: Final = 4
 """Requests that are kept for what is about runs that go on, such as to interrupt one."""
-REFUSED: Final = frozenset({400, 401, 403, 404, 405})
+REFUSALS: Final = frozenset({400, 401, 403, 404, 405})
 """Statuses that the next attempt would get too."""
+FOR_GOOD: Final = frozenset({ENDED, PROTOCOL_ERROR, REFUSED, RESTART})
 FORGOTTEN: Final = "the service does not know this client any more: it was restarted, or the grace time is over"
 
 
@@ -66,6 +69,44 @@ def socket_url(url: str) -> str:
     return urlunsplit((schemes[parts.scheme], parts.netloc, f"{path}/v1/connect", "", ""))
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The answer to a hello."""
+
+    home: str
+    open: list[int]
+    """The requests of this client that the service knows."""
+    grace_s: float
+    """How long everything of the client is kept without a connection."""
+    message_bytes: int
+    requests: int
+
+
+_read_greeting = reader(Greeting)
+
+
+class RequestLost(Exception):
+    """Nothing more comes of a request. `is_begun`: the service may have seen it."""
+
+    def __init__(self, reason: str, *, is_begun: bool) -> None:
+        super().__init__(reason)
+        self.is_begun = is_begun
+
+
+class Asked(Protocol):
+    """A request of this client that is under way."""
+
+    def arrive(self, message: Message) -> None:
+        """Take what the service says about it."""
+
+    def interrupt(self) -> bool:
+        """Note that the connection was lost; return whether the request is to be asked for over the next one."""
+        ...
+
+    def lose(self, lost: RequestLost) -> None:
+        """Note that nothing more comes."""
+
+
 class ServiceLink:
     """The requests of one client, over one connection after the other."""
 
@@ -75,8 +116,13 @@ class ServiceLink:
         self.url = socket_url(url)
         self._headers, self.connect_s, self._tls = dict(headers), connect_s, tls
         self._name = secrets.token_hex(32)
-        self.streams = Streams(CALLER_MESSAGES, SERVICE_MESSAGES, message_bytes=RESULT_BYTES)
-        self.is_connected = False
+        self._connection: Connection | None = None
+        self._asked: dict[int, Asked] = {}
+        self._forgotten: set[int] = set()
+        """Requests that are over, which the service is told with the next connection."""
+        self._ids = itertools.count(1)
+        self._most = 0
+        """Requests that may be under way."""
         self.home = ""
         """Id of the service. What was offered or opened in another one is gone."""
         self.message_bytes = 0
@@ -89,7 +135,7 @@ class ServiceLink:
         self._attempts = 0
         self._is_ending = False
         self._over = asyncio.Event()
-        """The last connection has carried all that it was to carry."""
+        """The last connection is closed."""
         self._over.set()
         self._wanted = asyncio.Event()
         """Somebody waits for the connection."""
@@ -109,7 +155,7 @@ class ServiceLink:
                 await self._use(connection)
                 lost_at = loop.time()
             if loop.time() - lost_at > self._grace_s:
-                self.streams.lose_all(self.problem)
+                self._lose_all(self.problem)
             self._changed.notify()
             await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = min(LAST_PAUSE_S, pause_s * 2)
@@ -132,7 +178,7 @@ class ServiceLink:
                 self.url,
                 additional_headers=self._headers,
                 compression=None,
-                max_size=FRAME_BYTES,
+                max_size=PART_BYTES,
                 ping_interval=PING_S,
                 ping_timeout=SILENT_S,
                 open_timeout=self.connect_s,
@@ -149,52 +195,84 @@ class ServiceLink:
     def _note_refusal(self, status: int, body: bytes) -> None:
         said = body[:500].decode("utf-8", "replace")
         self.problem = f"it answered with the status {status}: {said}"
-        if status in REFUSED:
+        if status in REFUSALS:
             cure = "pass a valid token=" if status == 401 else "look at url=, without /v1, and at token="
             self.refusal = UsageError(f"the service at {self.url} does not let this client in ({cure}): {self.problem}")
 
-    async def _use(self, connection: ClientConnection) -> None:
+    async def _use(self, websocket: ClientConnection) -> None:
         """Use a connection until it is lost, and note why it was."""
+        connection = Connection(websocket, RESULT_BYTES)
         self._over.clear()
         try:
-            await self._greet(connection)
-            self.problem = await self.streams.carry(connection)
+            async with connection:
+                await self._greet(connection)
+                while True:
+                    message, _ = await connection.receive()
+                    self._take(message)
         except LOST as exc:
             self.problem = f"the connection was lost: {exc}".rstrip(": ")
+            if isinstance(exc, ConnectionClosed) and exc.rcvd is not None and exc.rcvd.code in FOR_GOOD:
+                self.problem = f"the service ended it: {exc.rcvd.reason}"
+                self._lose_all(self.problem)
         except TimeoutError:
             self.problem = "the service said nothing"
-        except SaidGoodbye as exc:
-            self.problem = f"the service ended it: {exc}"
-            self.streams.lose_all(self.problem)
         except RemoteProtocolError as exc:
             self.problem = f"the service broke the protocol: {exc}"
-            self.streams.lose_all(self.problem)
+            self._lose_all(self.problem)
         finally:
-            self.is_connected = False
-            self._over.set()
+            self._connection = None
+            for ident, asked in [*self._asked.items()]:
+                if not asked.interrupt():
+                    del self._asked[ident]
             try:
-                await connection.close()
+                await websocket.close()
             finally:  # closed politely, or at once if this is cancelled
-                connection.transport.abort()
+                websocket.transport.abort()
+                self._over.set()
 
-    async def _greet(self, connection: ClientConnection) -> None:
-        hello = CallerHello(SOCKET_VERSION, self._name, self.streams.received())
-        await connection.send(FRAMES.encode_body(hello))
+    async def _greet(self, connection: Connection) -> None:
+        known = [*self._asked, *self._forgotten]
+        hello: dict[str, Any] = {"version": SOCKET_VERSION, "name": self._name, "open": known}
+        connection.post(Request(0, "hello", hello))
         async with asyncio.timeout(self.connect_s):
-            answer = read_frame(await connection.recv())
-        if isinstance(answer, Goodbye):
-            raise SaidGoodbye(answer)
-        if not isinstance(answer, ServiceHello) or answer.version != SOCKET_VERSION:
-            raise RemoteProtocolError(f"{answer!r:.100} does not answer a hello of version {SOCKET_VERSION}")
-        if self.home != answer.home:
-            self.streams.lose_all(FORGOTTEN)
-        self.streams.resume(answer.received)
-        self.home, self._grace_s, self.message_bytes = answer.home, answer.grace_s, answer.message_bytes
-        self.streams.most = answer.requests
-        self.is_connected, self.refusal = True, None
+            answer, _ = await connection.receive()
+        if not isinstance(answer, Response):
+            raise RemoteProtocolError("a hello was not answered")
+        bounds: Greeting = _read_greeting(answer.result)
+        if self.home != bounds.home:
+            self._lose_all(FORGOTTEN)
+        for ident in self._asked.keys() - {*bounds.open}:
+            self._asked.pop(ident).lose(RequestLost("it did not reach the service", is_begun=False))
+        self.home, self._grace_s, self.message_bytes = bounds.home, bounds.grace_s, bounds.message_bytes
+        self._most, self.refusal, self._connection = bounds.requests, None, connection
+        while self._forgotten:
+            self.tell("forget", self._forgotten.pop())
         self._changed.notify()
 
+    def _take(self, message: Message) -> None:
+        ident = message.id if isinstance(message, Response) else message.params.get("request")
+        asked = self._asked.get(ident) if type(ident) is int else None
+        if asked is not None:
+            asked.arrive(message)
+        elif isinstance(message, Request):  # of a run that goes on, and for which nobody waits here
+            self.post(Response(message.id, None, failed_answer("nobody waits for its run any more")))
+
+    def _lose_all(self, reason: str) -> None:
+        for asked in self._asked.values():
+            asked.lose(RequestLost(reason, is_begun=True))
+        self._asked.clear()
+        self._forgotten.clear()
+
     # Requests.
+
+    def post(self, message: Message) -> None:
+        """Queue a message, if there is a connection."""
+        if self._connection is not None:
+            self._connection.post(message)
+
+    def tell(self, method: str, ident: int) -> None:
+        """Tell the service something about a request."""
+        self.post(Notification(method, {"request": ident}))
 
     async def ready(self, *, is_first: bool = False) -> None:
         """Wait until it is connected. `is_first`: the first attempt decides.
@@ -205,7 +283,7 @@ class ServiceLink:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.connect_s
-        while not self.is_connected:
+        while self._connection is None:
             if self.refusal is not None:
                 raise self.refusal
             self._wanted.set()
@@ -223,23 +301,57 @@ class ServiceLink:
             return False
         return True
 
-    async def request(self, *, is_run: bool) -> Stream:
-        """Return the stream of a new request; wait until there is room for one."""
-        while len(self.streams) >= max(1, self.streams.most - (RESERVED if is_run else 0)):
-            await self._changed.wait()
-        return self.streams.open()
+    async def ask(self, asked: Asked, method: str, params: dict[str, Any], *, is_run: bool) -> int:
+        """Begin a request when there is room for one, and return its id.
 
-    def forget(self, stream: Stream) -> None:
+        Raises:
+            UsageError: it cannot be sent.
+            RequestLost: there is no connection any more.
+        """
+        while len(self._asked) >= max(1, self._most - (RESERVED if is_run else 0)):
+            await self._changed.wait()
+        ident = next(self._ids)
+        try:
+            body = MESSAGES.encode_body(Request(ident, method, params))
+        except (UnsendableValue, ValueTooLarge) as exc:
+            raise UsageError(f"{method} cannot be sent: {exc}") from exc
+        if len(body) > self.message_bytes:
+            most = f"the service takes {self.message_bytes} (message_bytes)"
+            raise UsageError(f"{method} takes {len(body)} bytes, and {most}")
+        if self._connection is None:
+            raise RequestLost(self.problem, is_begun=False)
+        self._asked[ident] = asked
+        self._connection.post_body(body)
+        return ident
+
+    def forget(self, ident: int) -> None:
         """Note that a request is over."""
-        self.streams.forget(stream)
+        if self._asked.pop(ident, None) is not None:
+            if self._connection is not None:
+                self.tell("forget", ident)
+            else:
+                self._forgotten.add(ident)
         self._changed.notify()
 
+    async def answer(self, ident: int, result: Any) -> None:
+        """Answer a request of the service, if there is a connection.
+
+        Raises:
+            UnsendableValue, ValueTooLarge: the result cannot be sent.
+        """
+        if self._connection is not None:
+            body = MESSAGES.encode_body(Response(ident, None, result))
+            if len(body) > self.message_bytes:
+                raise ValueTooLarge("result", len(body), self.message_bytes, "bytes, the service's message_bytes")
+            await self._connection.send_body(body)
+
     async def end(self) -> None:
-        """Say goodbye."""
+        """End the connection, and with it everything of this client at the service."""
         self._is_ending = True
-        self.streams.say_goodbye("closed", "")
+        self._lose_all("the client was closed")
+        if self._connection is not None:
+            self._connection.end(ENDED, "closed")
         try:
             await asyncio.wait_for(self._over.wait(), END_S)
         except TimeoutError:
             pass  # the other end reads nothing any more, and finds out by itself
-        self.streams.lose_all("the client was closed")

@@ -77,6 +77,7 @@ class CallerSession:
         """Return the context of a request's calls."""
         who: dict[str, Any] = given.who()
         context = RunContext(run_id=os.urandom(16).hex(), user_id=self.principal.subject, **who)
+        request.tell("began", run_id=context.run_id)
         notes_calls = given.take("notes_calls", bool, default=False)
         return context.having(CallTeller(request)) if notes_calls else context
 

@@ -1,4 +1,4 @@
-"""Tools that live with the caller, as a registry of the service, and the requests on whose streams their calls go out.
+"""Tools that live with the caller, as a registry of the service, and the requests whose calls go out to the caller.
 
 The caller is a stranger: all that it says is checked. The service's hooks and rules apply to its tools. Arguments are
 checked here too, so that a suspended call or a draft has what the tool will receive; the caller checks again.
@@ -7,9 +7,10 @@ checked here too, so that a suspended call or a draft has what the tool will rec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,19 +20,11 @@ import anyio
 from toolcell.calls.checker_process import refused_schemas
 from toolcell.calls.values import count_values
 from toolcell.errors import RegistrationError, ToolAbort, ToolError, UsageError
-from toolcell.service.socket.messages import (
-    AnswerTool,
-    Ask,
-    AskTool,
-    DropTool,
-    NoteCall,
-    Printed,
-    Reported,
-    StopRun,
-)
-from toolcell.service.socket.streams import Stream, StreamLost
+from toolcell.service.socket.connection import QUEUE_BYTES, REFUSED, Connection
+from toolcell.service.socket.messages import Notification, Request
 from toolcell.service.socket.values import plain_answer, read_answer, sendable_value
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import bounded_schema, safe_text
 from toolcell.tools import (
     NEEDS_APPROVAL,
@@ -55,6 +48,10 @@ MAX_DESCRIPTION_CHARS: Final = 16_000
 MAX_LABELS: Final = 100
 MAX_OFFERED_VALUES: Final = 200_000
 """Lists, dicts, and what is in them, of all tools of one offer."""
+MESSAGE_COST: Final = 64
+"""What a notification counts for besides its text."""
+PROGRESS_COST: Final = 4096
+"""What a notification with a value counts for."""
 MARGIN_S: Final = 5.0
 """The caller's own timeout comes first; this is what it may be late."""
 
@@ -210,48 +207,104 @@ def not_sent(problem: object) -> ToolResult:
     return ToolResult.fail(f"the call could not be sent to its tool: {problem}", code=ErrorCode.TOO_LARGE)
 
 
-class ServedRequest:
-    """A request that is under way."""
+class CallLost(Exception):
+    """The connection was lost while the caller made a call."""
 
-    def __init__(self, stream: Stream, ask: Ask) -> None:
-        self.stream, self.method = stream, ask.method
-        self.arguments: dict[str, Any] = dict(ask.arguments)
+
+class Channel:
+    """The way to a caller, over one connection after the other. What waits for none is lost with a connection."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self._changed = ChangeEvent()
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+
+    def use(self, connection: Connection | None) -> None:
+        """Go on with another connection, or with none."""
+        if self.connection is not None and connection is not None:
+            self.connection.end(REFUSED, "another connection of this client took its place")
+        self.connection = connection
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(CallLost())
+        self._answers.clear()
+        self._changed.notify()
+
+    def tell(self, method: str, params: dict[str, Any]) -> None:
+        """Tell the caller something, if it is connected.
+
+        Raises:
+            UnsendableValue, ValueTooLarge: it cannot be sent.
+        """
+        if self.connection is not None:
+            self.connection.post(Notification(method, params))
+
+    async def call(self, method: str, params: dict[str, Any]) -> Any:
+        """Have the caller do something, when it is connected, and return its answer.
+
+        Raises:
+            CallLost: it may have done it.
+            UnsendableValue, ValueTooLarge: it cannot be sent.
+
+        Cancellation: the caller is told that nobody waits any more.
+        """
+        while (connection := self.connection) is None:
+            await self._changed.wait()
+        ident = next(self._ids)
+        answer = self._answers[ident] = asyncio.get_running_loop().create_future()
+        try:
+            await connection.send(Request(ident, method, params))
+            return await answer
+        except asyncio.CancelledError:
+            connection.post(Notification("drop", {"request": params["request"], "id": ident}))
+            raise
+        finally:
+            self._answers.pop(ident, None)
+
+    def answered(self, ident: int, result: Any) -> None:
+        """Take an answer of the caller. One that nobody waits for is dropped."""
+        if (answer := self._answers.pop(ident, None)) is not None and not answer.done():
+            answer.set_result(result)
+
+
+class ServedRequest:
+    """A request of a caller, until the caller forgets it."""
+
+    def __init__(self, channel: Channel, ask: Request, give_back: Callable[[], None]) -> None:
+        """`give_back`: its bytes do not count any more as being received."""
+        self._channel, self.id, self.method, self.admitted = channel, ask.id, ask.method, give_back
+        self.arguments: dict[str, Any] = dict(ask.params)
         self.cancel = anyio.Event()
         """Ends its run with outcome `cancelled`."""
         self.scope = anyio.CancelScope()
-        self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-
-    # What the caller says.
-
-    async def listen(self) -> None:
-        """Take what comes until the request is over. What breaks the rules ends the request."""
-        try:
-            while True:
-                match await self.stream.receive():
-                    case AnswerTool(ident, result):
-                        if (answer := self._answers.pop(ident, None)) is not None and not answer.done():
-                            answer.set_result(result)
-                    case StopRun(is_abort):
-                        self.cancel.set()
-                        if is_abort:
-                            self.scope.cancel()
-                    case _:
-                        raise RemoteProtocolError("a request is asked for once")
-        except (StreamLost, RemoteProtocolError):
-            self.scope.cancel()
+        self.answer = b""
+        """It is kept: the connection may be lost before the caller has it."""
+        self._unheard = 0
 
     # What the caller is told.
 
-    def log(self, stream: str, text: str) -> Awaitable[None] | None:
-        """Tell what was printed."""
-        self.stream.send(Printed(stream, text))
-        return self.stream.wait_for_room()
+    def tell(self, method: str, size: int = 0, /, **params: Any) -> Awaitable[Any] | None:
+        """Tell the caller something. What this returns is to be awaited: the caller has not heard much of it yet."""
+        params["request"] = self.id
+        self._unheard += size
+        if self._unheard > QUEUE_BYTES and self._channel.connection is not None:
+            self._unheard = 0
+            return self._heard(method, params)
+        self._channel.tell(method, params)
+        return None
 
-    def progress(self, value: object) -> Awaitable[None] | None:
+    async def _heard(self, method: str, params: dict[str, Any]) -> None:
+        with contextlib.suppress(CallLost):
+            await self._channel.call(method, params)
+
+    def log(self, stream: str, text: str) -> Awaitable[Any] | None:
+        """Tell what was printed."""
+        return self.tell("log", len(text) + MESSAGE_COST, stream=stream, text=text)
+
+    def progress(self, value: object) -> Awaitable[Any] | None:
         """Tell what was reported."""
-        self.stream.send(Reported(sendable_value(value, "progress")))
-        return self.stream.wait_for_room()
+        return self.tell("progress", PROGRESS_COST, value=sendable_value(value, "progress"))
 
     # Calls
 
@@ -263,29 +316,22 @@ class ServedRequest:
 
         Cancellation: the caller is told that nobody waits any more.
         """
-        ident = next(self._ids)
-        known = ("code", False, "", "", None)
+        params = {"request": self.id, "kind": kind, "tool": tool, "arguments": args}
         if call is not None:
             # Without `approvals`, it was the service's own hook that let it pass: the caller's hooks decide.
             is_approved = call.is_approved_later or (call.approved and bool(call.features.decide))
-            known = str(call.origin), is_approved, call.run.run_id, call.call_id, call.step  # type: ignore[assignment]
+            params |= {"origin": str(call.origin), "is_approved": is_approved, "run_id": call.run.run_id}
+            params |= {"call_id": call.call_id, "step": call.step}
         try:
-            self.stream.send(AskTool(ident, kind, tool, args, *known))
-        except (UnsendableValue, ValueTooLarge) as exc:
-            return not_sent(exc)
-        answer = self._answers[ident] = asyncio.get_running_loop().create_future()
-        try:
-            plain = await answer
-        except asyncio.CancelledError:
-            if self._answers.pop(ident, None) is not None:
-                self.stream.send(DropTool(ident))
-            raise
-        if isinstance(abort := plain.get("abort"), str):
-            raise ToolAbort(abort)
-        try:
+            plain = await self._channel.call("tool", params)
+            if isinstance(plain, dict) and isinstance(abort := plain.get("abort"), str):
+                raise ToolAbort(abort)
             return read_answer(plain)
-        except RemoteProtocolError as exc:
+        except (UnsendableValue, ValueTooLarge, RemoteProtocolError) as exc:
             return not_sent(exc)
+        except CallLost:
+            text = f"the connection to the program that has {tool} was lost: it is unknown whether the call was made"
+            return ToolResult.fail(text, code=ErrorCode.NO_RESULT)
 
 
 class CallTeller(Feature):
@@ -294,11 +340,17 @@ class CallTeller(Feature):
     def __init__(self, request: ServedRequest) -> None:
         self._request = request
 
-    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
+    def call_ended(self, call: Call, /) -> Awaitable[Any] | None:
         """Tell what became of a call."""
         if (call.is_executed and is_remote(call)) or call.result is None:
             return None
         args = sendable_value(call.args if call.refusal is None else call.raw_args, "arguments")
-        said = NoteCall(call.call_id, call.name, str(call.origin), args, plain_answer(call.result))
-        self._request.stream.send(said)
-        return self._request.stream.wait_for_room()
+        return self._request.tell(
+            "note",
+            PROGRESS_COST,
+            call_id=call.call_id,
+            tool=call.name,
+            origin=str(call.origin),
+            arguments=args,
+            result=plain_answer(call.result),
+        )

@@ -21,7 +21,7 @@ from toolcell.results import (
     Suspension,
 )
 from toolcell.run import failure
-from toolcell.tools import File, Image, Part, Status, Text, ToolFailure, ToolResult
+from toolcell.tools import ErrorCode, File, Image, Part, Status, Text, ToolFailure, ToolResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -57,6 +57,11 @@ def unusable(problem: str) -> dict[str, Any]:
     return {"status": str(Status.ERROR), "error": error}
 
 
+def failed_answer(problem: object) -> dict[str, Any]:
+    """Return the answer to a call that could not even be made."""
+    return plain_answer(ToolResult.fail(f"the call could not be made: {problem}", code=ErrorCode.UNAVAILABLE))
+
+
 def _plain_part(part: Part) -> dict[str, Any]:
     match part:
         case Text(text):
@@ -88,7 +93,7 @@ def read_answer(plain: Mapping[str, Any]) -> ToolResult:
             files=tuple(part for part in _parts(plain.get("files", [])) if isinstance(part, File)),
             job_id=plain.get("job_id"),
         )
-    except (KeyError, TypeError, ValueError) as exc:
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise RemoteProtocolError(f"no result of a tool: {type(exc).__name__} {exc!s:.200}") from exc
 
 
@@ -128,7 +133,8 @@ def plain_record(record: Any) -> Any:
     return record
 
 
-def _reader(kind: Any) -> Callable[[Any], Any]:
+def reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads plain data of the other end as `kind`, and raises RemoteProtocolError when it is none."""
     adapter = TypeAdapter(kind)
 
     def read(plain: Any) -> Any:
@@ -157,17 +163,17 @@ def _with_state(plain: Any) -> dict[str, Any]:
 
 
 READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "result": _reader(ExecutionResult),
-    "commit": _reader(CommitResult),
-    "revert": _reader(RevertResult),
-    "preflight": _reader(Preflight),
-    "suspension": _reader(Suspension),
-    "suspensions": _reader(list[Suspension]),
-    "output_file": _reader(OutputFile),
-    "files": _reader(tuple[SessionFile, ...]),
-    "names": _reader(list[str]),
-    "bool": _reader(bool),
-    "bytes": _reader(bytes),
+    "result": reader(ExecutionResult),
+    "commit": reader(CommitResult),
+    "revert": reader(RevertResult),
+    "preflight": reader(Preflight),
+    "suspension": reader(Suspension),
+    "suspensions": reader(list[Suspension]),
+    "output_file": reader(OutputFile),
+    "files": reader(tuple[SessionFile, ...]),
+    "names": reader(list[str]),
+    "bool": reader(bool),
+    "bytes": reader(bytes),
     "plan": _plan_rows,
     "nothing": lambda plain: None,
     "state": _with_state,
