@@ -180,12 +180,12 @@ class Caller:
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
             request.admitted()
-            return await method.handler(self._session, request, arguments)
+            return await method.answer(self._session, request, arguments)
         async with self._place(self.principal) as cancel:
             request.admitted()
             passing = asyncio.create_task(_pass_on(cancel, request.cancel))
             try:
-                return await method.handler(self._session, request, arguments)
+                return await method.answer(self._session, request, arguments)
             finally:
                 passing.cancel()
 

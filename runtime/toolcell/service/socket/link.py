@@ -118,8 +118,8 @@ class ServiceLink:
         self._name = secrets.token_hex(32)
         self._connection: Connection | None = None
         self._asked: dict[int, Asked] = {}
-        self._forgotten: set[int] = set()
-        """Requests that are over, which the service is told with the next connection."""
+        self._untold: list[tuple[str, int]] = []
+        """What the service is told of requests when there is a connection again."""
         self._ids = itertools.count(1)
         self._most = 0
         """Requests that may be under way."""
@@ -137,7 +137,7 @@ class ServiceLink:
         self._over = asyncio.Event()
         """The last connection is closed."""
         self._over.set()
-        self._wanted = asyncio.Event()
+        self._wanted = ChangeEvent()
         """Somebody waits for the connection."""
         self._changed = ChangeEvent()
 
@@ -159,17 +159,8 @@ class ServiceLink:
             self._changed.notify()
             await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = min(LAST_PAUSE_S, pause_s * 2)
-            if await self._is_wanted(pause_s * random.uniform(0.5, 1.0)):  # many clients come back in turn
+            if await self._wanted.wait(pause_s * random.uniform(0.5, 1.0)):  # many clients come back in turn
                 pause_s = FIRST_PAUSE_S
-
-    async def _is_wanted(self, pause_s: float) -> bool:
-        self._wanted.clear()
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._wanted.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _connect(self) -> ClientConnection | None:
         extra: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
@@ -231,7 +222,7 @@ class ServiceLink:
                 self._over.set()
 
     async def _greet(self, connection: Connection) -> None:
-        known = [*self._asked, *self._forgotten]
+        known = [*{*self._asked, *(ident for _, ident in self._untold)}]
         hello: dict[str, Any] = {"version": SOCKET_VERSION, "name": self._name, "open": known}
         connection.post(Request(0, "hello", hello))
         async with asyncio.timeout(self.connect_s):
@@ -245,8 +236,9 @@ class ServiceLink:
             self._asked.pop(ident).lose(RequestLost("it did not reach the service", is_begun=False))
         self.home, self._grace_s, self.message_bytes = bounds.home, bounds.grace_s, bounds.message_bytes
         self._most, self.refusal, self._connection = bounds.requests, None, connection
-        while self._forgotten:
-            self.tell("forget", self._forgotten.pop())
+        untold, self._untold = self._untold, []
+        for method, ident in untold:
+            self.tell(method, ident)
         self._changed.notify()
 
     def _take(self, message: Message) -> None:
@@ -254,25 +246,23 @@ class ServiceLink:
         asked = self._asked.get(ident) if type(ident) is int else None
         if asked is not None:
             asked.arrive(message)
-        elif isinstance(message, Request):  # of a run that goes on, and for which nobody waits here
-            self.post(Response(message.id, None, failed_answer("nobody waits for its run any more")))
+        elif isinstance(message, Request) and self._connection is not None:  # of a run for which nobody waits here
+            self._connection.post(Response(message.id, None, failed_answer("nobody waits for its run any more")))
 
     def _lose_all(self, reason: str) -> None:
         for asked in self._asked.values():
             asked.lose(RequestLost(reason, is_begun=True))
         self._asked.clear()
-        self._forgotten.clear()
+        self._untold.clear()
 
     # Requests.
 
-    def post(self, message: Message) -> None:
-        """Queue a message, if there is a connection."""
-        if self._connection is not None:
-            self._connection.post(message)
-
     def tell(self, method: str, ident: int) -> None:
-        """Tell the service something about a request."""
-        self.post(Notification(method, {"request": ident}))
+        """Tell the service something about a request, now or over the next connection."""
+        if self._connection is not None:
+            self._connection.post(Notification(method, {"request": ident}))
+        else:
+            self._untold.append((method, ident))
 
     async def ready(self, *, is_first: bool = False) -> None:
         """Wait until it is connected. `is_first`: the first attempt decides.
@@ -286,20 +276,12 @@ class ServiceLink:
         while self._connection is None:
             if self.refusal is not None:
                 raise self.refusal
-            self._wanted.set()
-            if (is_first and self._attempts) or not await self._wait_for_change(until - loop.time()):
+            self._wanted.notify()
+            if (is_first and self._attempts) or not await self._changed.wait(max(0.0, until - loop.time())):
                 raise ServiceUnavailable(
                     f"the service at {self.url} cannot be reached: {self.problem}; does "
                     "`toolcell serve` run there, and print this address?"
                 )
-
-    async def _wait_for_change(self, wait_s: float) -> bool:
-        try:
-            async with asyncio.timeout(max(wait_s, 0.0)):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def ask(self, asked: Asked, method: str, params: dict[str, Any], *, is_run: bool) -> int:
         """Begin a request when there is room for one, and return its id.
@@ -327,10 +309,7 @@ class ServiceLink:
     def forget(self, ident: int) -> None:
         """Note that a request is over."""
         if self._asked.pop(ident, None) is not None:
-            if self._connection is not None:
-                self.tell("forget", ident)
-            else:
-                self._forgotten.add(ident)
+            self.tell("forget", ident)
         self._changed.notify()
 
     async def answer(self, ident: int, result: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from toolcell.config import Limits
@@ -19,7 +20,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.failures import ToolsetForgotten
 from toolcell.service.socket.remote_tools import CallTeller, ServedRequest, remote_registry
-from toolcell.service.socket.values import plain_record, plain_rows, referred
+from toolcell.service.socket.values import plain_record, referred
 from toolcell.service.socket.wire_arguments import KEPT_OFFERS
 from toolcell.service.tenants import Tenant
 from toolcell.sessions import Session
@@ -54,9 +55,7 @@ class CallerSession:
         """
         if number is None:
             raise UsageError("a toolset has a number")
-        own = self.tenant.registry
-        registry = await remote_registry(tools, own, with_own=with_own)
-        self._toolsets.put(number, registry)
+        self._toolsets.put(number, await remote_registry(tools, self.tenant.registry, with_own=with_own))
 
     def tools(self, given: Arguments) -> ToolRegistry | None:
         """Return the tools of a request; None: those of the tenant.
@@ -93,6 +92,11 @@ class CallerSession:
             "on_progress": request.progress if given.take("wants_progress", bool, default=False) else None,
         }
 
+    def resuming(self, request: ServedRequest, given: Arguments) -> dict[str, Any]:
+        """Return what a run is resumed with."""
+        own = {"token": given.take("token", str), "decisions": given.decisions()}
+        return own | self.common(request, given) | self.handlers(request, given)
+
     def run_options(
         self, request: ServedRequest, given: Arguments, known: type, most: Limits | None = None
     ) -> dict[str, Any]:
@@ -128,7 +132,12 @@ class CallerSession:
             raise
         number = next(self._numbers)
         self._sessions[number] = session
-        return self.with_state(session, number)
+
+        async def opened() -> int:
+            return number
+
+        answer: dict[str, Any] = await self.with_state(session, opened)()
+        return answer
 
     def session(self, given: Arguments) -> Session:
         """Return the session that a request is about.
@@ -149,20 +158,28 @@ class CallerSession:
             finally:
                 self.tenant.sessions.give_back()
 
-    def with_state(self, session: Session, value: Any) -> dict[str, Any]:
-        """Return a value with the state of the session."""
-        state = {
-            "id": session.id,
-            "is_live": session.is_live,
-            "is_paused": session.is_paused,
-            "used_cpu_s": float(session.used_cpu_s),
-            "used_calls": session.used_calls,
-            "waiting": plain_record(session.waiting),
-        }
-        return {"value": value, "state": state}
+    def with_state(self, session: Session, work: Work) -> Work:
+        """Return work whose value comes with the state of the session after it."""
+
+        async def does() -> dict[str, Any]:
+            value = plain_record(await work())
+            state = {
+                "id": session.id,
+                "is_live": session.is_live,
+                "is_paused": session.is_paused,
+                "used_cpu_s": float(session.used_cpu_s),
+                "used_calls": session.used_calls,
+                "waiting": plain_record(session.waiting),
+            }
+            return {"value": value, "state": state}
+
+        return does
 
 
-Handler = Callable[[CallerSession, ServedRequest, Arguments], Awaitable[Any]]
+Work = Callable[[], Awaitable[Any]]
+
+Handler = Callable[[CallerSession, ServedRequest, Arguments], Work]
+"""Takes what it needs of the arguments, and returns what is to be done if there are no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,85 +191,66 @@ class Method:
     is_run: bool = True
     """It takes a place among the tenant's runs."""
 
+    async def answer(self, caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+        """Do what a request asks for, and return its plain value."""
+        work = self.handler(caller, request, given)
+        given.end()
+        return plain_record(await work())
 
-async def _offer(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    number = given.take("toolset", int)
-    tools, with_own = given.take("tools", list), given.take("with_own", bool, default=False)
-    given.end()
-    await caller.offer(number, tools, with_own)
+
+def _offer(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
+    number, tools = given.take("toolset", int), given.take("tools", list)
+    return partial(caller.offer, number, tools, given.take("with_own", bool, default=False))
 
 
-async def _execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     options = caller.run_options(request, given, RunKwargs) | {"repairs": given.take("repairs", str)}
-    given.end()
     if options["repairs"] is not None:
         check_may(caller.principal, Scope.READ)  # its calls are answered with what that run was told
-    return plain_record(await caller.runtime.execute_code(**options))
+    return partial(caller.runtime.execute_code, **options)
 
 
-async def _execute_plan(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _execute_plan(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     steps, on_approval = given.take("steps", list), given.take("on_approval", str, default="ask")
-    common = caller.common(request, given)
-    given.end()
-    return plain_rows(await caller.runtime.execute_plan(steps, on_approval=on_approval, **common))
+    return partial(caller.runtime.execute_plan, steps, on_approval=on_approval, **caller.common(request, given))
 
 
-async def _preflight(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _preflight(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     source, limits = given.take("source", str), given.limits(caller.runtime.limits)
     common = caller.common(request, given)
-    given.end()
     checks, tools = caller.runtime.checks, caller.runtime.runs.tools(common["tools"])
-    return plain_record(await checks.preflight(source, tools, limits, common["context"]))
+    return partial(checks.preflight, source, tools, limits, common["context"])
 
 
-async def _resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    token, decisions = given.take("token", str), given.decisions()
-    common = caller.common(request, given) | caller.handlers(request, given)
-    given.end()
-    return plain_record(await caller.runtime.resume(token, decisions, **common))
+def _resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
+    return partial(caller.runtime.resume, **caller.resuming(request, given))
 
 
-async def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    draft, approve = given.take("draft", str, dict), given.take("approve", str, list, default="all")
-    decisions: Any
-    recheck, decisions = given.take("recheck", bool, default=False), given.decisions()
-    common = caller.common(request, given)
-    given.end()
-    found = draft if isinstance(draft, str) else referred(draft)
-    made = await caller.runtime.commit(found, approve, recheck=recheck, decisions=decisions, **common)
-    return plain_record(made)
+def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
+    draft, options = given.take("draft", str, dict), caller.common(request, given)
+    options |= {"recheck": given.take("recheck", bool, default=False), "decisions": given.decisions()}
+    approve: Any = given.take("approve", str, list, default="all")
+    return partial(caller.runtime.commit, draft if isinstance(draft, str) else referred(draft), approve, **options)
 
 
-async def _revert(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    result = given.take("result", dict)
-    context = caller.context(request, given)
+def _revert(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     given.take("toolset", int)
-    given.end()
-    return plain_record(await caller.runtime.revert(referred(result), context=context))
+    result = given.take("result", dict)
+    return partial(caller.runtime.revert, referred(result), context=caller.context(request, given))
 
 
-async def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    given.end()
-    return [plain_record(each) for each in await caller.tenant.journals.suspended()]
+def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
+    async def does() -> list[Any]:
+        return [plain_record(each) for each in await caller.tenant.journals.suspended()]
+
+    return does
 
 
-async def _interrupted_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    given.end()
-    return await caller.tenant.journals.interrupted()
+def _forget_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
+    return partial(daemon_threads.run_sync, caller.runtime.forget_session, given.take("name", str))
 
 
-async def _kept_sessions(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    given.end()
-    return await daemon_threads.run_sync(caller.runtime.kept_sessions)
-
-
-async def _forget_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    name = given.take("name", str)
-    given.end()
-    await daemon_threads.run_sync(caller.runtime.forget_session, name)
-
-
-async def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     name, limits = given.take("name", str), given.limits(caller.runtime.limits)
     options = {
         "idle_s": given.take("idle_s", float),
@@ -261,59 +259,41 @@ async def _open_session(caller: CallerSession, request: ServedRequest, given: Ar
         "restore": given.take("restore", str, bool),
         "tools": caller.tools(given),
     }
-    given.end()
-    return await caller.open_session(caller.runtime.session(name, limits=limits, **options))
+
+    async def does() -> Any:
+        return await caller.open_session(caller.runtime.session(name, limits=limits, **options))
+
+    return does
 
 
-async def _session_execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _session_execute_code(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     session = caller.session(given)
     options = caller.run_options(request, given, SessionRunKwargs, session.limits)
-    given.end()
-    return caller.with_state(session, plain_record(await session.execute_code(**options)))
+    return caller.with_state(session, partial(session.execute_code, **options))
 
 
-async def _session_resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _session_resume(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     session = caller.session(given)
-    token, decisions = given.take("token", str), given.decisions()
-    common = caller.common(request, given) | caller.handlers(request, given)
-    given.end()
-    return caller.with_state(session, plain_record(await session.resume(token, decisions, **common)))
+    return caller.with_state(session, partial(session.resume, **caller.resuming(request, given)))
 
 
-async def _session_put_files(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    session, files = caller.session(given), given.files()
-    given.end()
-    await session.put_files(files)
-    return caller.with_state(session, None)
-
-
-async def _session_read_file(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+def _session_fork(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     session, name = caller.session(given), given.take("name", str)
-    given.end()
-    return caller.with_state(session, await session.read_file(name))
+
+    async def does() -> Any:
+        return await caller.open_session(await session.fork(name))
+
+    return does
 
 
-async def _session_fork(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    session, name = caller.session(given), given.take("name", str)
-    given.end()
-    return await caller.open_session(await session.fork(name))
+def _session_does(name: str, take: Callable[[Arguments], Iterable[Any]] = lambda given: ()) -> Handler:
+    """Return the handler of a method of a session. `take`: takes its arguments."""
 
-
-def _session_does(name: str) -> Handler:
-    """Return the handler of a method of a session that takes nothing."""
-
-    async def handler(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
+    def handler(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
         session = caller.session(given)
-        given.end()
-        return caller.with_state(session, plain_record(await getattr(session, name)()))
+        return caller.with_state(session, partial(getattr(session, name), *take(given)))
 
     return handler
-
-
-async def _session_close(caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
-    number = given.take("session", int)
-    given.end()
-    await caller.close_session(number)
 
 
 METHODS: Final[Mapping[str, Method]] = {
@@ -325,21 +305,29 @@ METHODS: Final[Mapping[str, Method]] = {
     "commit": Method(_commit, Scope.APPROVE),
     "revert": Method(_revert, Scope.APPROVE),
     "suspended_runs": Method(_suspended_runs, Scope.READ, is_run=False),
-    "interrupted_runs": Method(_interrupted_runs, Scope.READ, is_run=False),
-    "kept_sessions": Method(_kept_sessions, Scope.READ, is_run=False),
+    "interrupted_runs": Method(
+        lambda caller, request, given: caller.tenant.journals.interrupted, Scope.READ, is_run=False
+    ),
+    "kept_sessions": Method(
+        lambda caller, request, given: partial(daemon_threads.run_sync, caller.runtime.kept_sessions),
+        Scope.READ,
+        is_run=False,
+    ),
     "forget_session": Method(_forget_session, is_run=False),
     "session.open": Method(_open_session),
     "session.execute_code": Method(_session_execute_code),
     "session.resume": Method(_session_resume, Scope.APPROVE),
-    "session.put_files": Method(_session_put_files),
+    "session.put_files": Method(_session_does("put_files", lambda given: [given.files()])),
     "session.files": Method(_session_does("files")),
-    "session.read_file": Method(_session_read_file),
+    "session.read_file": Method(_session_does("read_file", lambda given: [given.take("name", str)])),
     "session.fork": Method(_session_fork),
     "session.abandon": Method(_session_does("abandon"), is_run=False),
     "session.interrupt": Method(_session_does("interrupt"), is_run=False),
     "session.reset": Method(_session_does("reset"), is_run=False),
     "session.pause": Method(_session_does("pause"), is_run=False),
     "session.put_down": Method(_session_does("put_down"), is_run=False),
-    "session.close": Method(_session_close, is_run=False),
+    "session.close": Method(
+        lambda caller, request, given: partial(caller.close_session, given.take("session", int)), is_run=False
+    ),
 }
 """Everything that can be asked for on a channel."""

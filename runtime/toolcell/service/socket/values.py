@@ -126,6 +126,9 @@ def plain_record(record: Any) -> Any:
         return {each.name: plain_record(getattr(record, each.name)) for each in fields(record)}
     if isinstance(record, Enum):
         return str(record.value)
+    if isinstance(record, PlanRows):
+        others = {name: plain_record(getattr(record, name)) for name in ("run_id", "journal_id", "suspension", "files")}
+        return {"rows": list(record), **others}
     if isinstance(record, tuple):
         return [plain_record(each) for each in record]
     if isinstance(record, Mapping) and type(record) is not dict:
@@ -179,17 +182,6 @@ READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "state": _with_state,
 }
 """How the caller reads what a method returns, by the name of its kind."""
-
-
-def plain_rows(rows: PlanRows) -> dict[str, Any]:
-    """Return the rows of a plan for the wire."""
-    return {
-        "rows": list(rows),
-        "run_id": rows.run_id,
-        "journal_id": rows.journal_id,
-        "suspension": plain_record(rows.suspension),
-        "files": plain_record(rows.files),
-    }
 
 
 def reference_to(result: object) -> dict[str, Any]:
