@@ -122,7 +122,7 @@ set_result(call_tool('pay', to='bob'))
             result = await running
 
     assert result.value == 1 and made == {"ada": 1, "bob": 1}  # calls that come later are made over the next one
-    assert "it is unknown whether the call was made" in result.logs.text
+    assert "lost during the call; whether the call was carried out is not known" in result.logs.text
 
 
 async def test_a_stream_that_was_cut_says_how_to_ask_for_its_run_which_goes_on(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -247,7 +248,7 @@ class McpCatalogue:
             for each in tools
         ]
         try:
-            self._registry.add(_Several(specs), replace=True)
+            self._registry.add(SimpleNamespace(to_specs=lambda: specs), replace=True)
         except (RegistrationError, UsageError) as exc:
             if len(tools) > 1:
                 for tool in tools:
@@ -268,13 +269,3 @@ class McpCatalogue:
         for tool in self.tools.values():
             self._unregister(tool)
         self.tools.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """Specs that are registered all together, or not at all."""
-
-    specs: Iterable[ToolSpec]
-
-    def to_specs(self) -> Iterable[ToolSpec]:
-        return self.specs

@@ -558,25 +558,17 @@ class Client(OpenedInBlock, CodeRuntime):
             try:
                 if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
                     plain["toolset"] = await self._offered(registry)
-                answer = await self._exchanged(method, plain, caller, handlers)
+                answer = await Exchange(self._link, caller, handlers).ask(method, plain)
             except RequestLost:
                 continue  # nothing of it arrived, so it is safe to send it
             except ToolsetForgotten:
                 self._offers.pop(offer_key(registry))
                 continue
-            return self._read(kind, answer, abandoned)
+            try:
+                return READERS[kind](answer)
+            except RemoteProtocolError as exc:
+                raise ServiceError(f"the answer of the service cannot be read: {exc}", may_have_begun=True) from exc
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
-
-    async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, handlers: RunHandlers) -> Any:
-        is_run = not method.startswith("session.") or method.endswith("_code")
-        return await Exchange(self._link, caller, handlers).ask(method, plain, is_run=is_run)
-
-    def _read(self, kind: str, answer: Any, abandoned: AbandonedThreads) -> Any:
-        try:
-            read = READERS[kind](answer)
-        except RemoteProtocolError as exc:
-            raise ServiceError(f"the answer of the service cannot be read: {exc}", may_have_begun=True) from exc
-        return read
 
     def _tools_of(self, tools: Iterable[Any] | Any) -> ToolRegistry:
         given: Any = self.registry if tools is None else registry_of(tools, "tools=")
@@ -594,6 +586,6 @@ class Client(OpenedInBlock, CodeRuntime):
                 return number
             number = next(self._numbers)
             offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
-            await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
+            await Exchange(self._link, CallerTools(registry, RunContext())).ask("offer_tools", offer)
             self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
             return number

@@ -198,7 +198,7 @@ class Exchange:
 
     # For whoever asks.
 
-    async def ask(self, method: str, params: dict[str, Any], *, is_run: bool) -> Any:
+    async def ask(self, method: str, params: dict[str, Any]) -> Any:
         """Ask for something, and return the value of the answer.
 
         Raises:
@@ -210,7 +210,7 @@ class Exchange:
 
         Cancellation: the run is ended, and its end is waited for, for a short while.
         """
-        self._id = await self._link.ask(self, method, params, is_run=is_run)
+        self._id = await self._link.ask(self, method, params)
         watching = asyncio.create_task(self._watch_cancel()) if self._handlers.cancel is not None else None
         try:
             last = await self._until_last()

@@ -283,13 +283,14 @@ class ServiceLink:
                     "`toolcell serve` run there, and print this address?"
                 )
 
-    async def ask(self, asked: Asked, method: str, params: dict[str, Any], *, is_run: bool) -> int:
+    async def ask(self, asked: Asked, method: str, params: dict[str, Any]) -> int:
         """Begin a request when there is room for one, and return its id.
 
         Raises:
             UsageError: it cannot be sent.
             RequestLost: there is no connection any more.
         """
+        is_run = not method.startswith("session.") or method.endswith("_code")
         while len(self._asked) >= max(1, self._most - (RESERVED if is_run else 0)):
             await self._changed.wait()
         ident = next(self._ids)

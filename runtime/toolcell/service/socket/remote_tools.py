@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import anyio
@@ -98,16 +99,6 @@ class RemoteTool:
             raise ToolError(undone.text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Offered:
-    """Specs that are registered all together, or not at all."""
-
-    specs: Iterable[ToolSpec]
-
-    def to_specs(self) -> Iterable[ToolSpec]:
-        return self.specs
-
-
 async def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> ToolRegistry:
     """Return a caller's tools under the hooks and rules of the tenant's registry. `with_own`: and the tenant's tools.
 
@@ -138,7 +129,7 @@ def _specs(offered: object) -> list[ToolSpec]:
 
 def _registered(offered: Any, specs: list[ToolSpec], own: ToolRegistry, with_own: bool) -> ToolRegistry:
     registry = ToolRegistry()
-    registry.add(_Offered(specs))
+    registry.add(SimpleNamespace(to_specs=lambda: specs))  # all together, or none
     for each, spec in zip(offered, specs, strict=True):
         if hidden := _texts(each, "hidden_from"):
             registry.policy.blacklist(spec.definition.name, origins=hidden)  # type: ignore[arg-type]
@@ -330,8 +321,10 @@ class ServedRequest:
         except (UnsendableValue, ValueTooLarge, RemoteProtocolError) as exc:
             return not_sent(exc)
         except CallLost:
-            text = f"the connection to the program that has {tool} was lost: it is unknown whether the call was made"
-            return ToolResult.fail(text, code=ErrorCode.NO_RESULT)
+            again = call is not None and (call.options.read_only or call.options.idempotent)
+            known = "" if again else "; whether the call was carried out is not known"
+            text = f"the connection to the program that has the tool {tool} was lost during the call{known}"
+            return ToolResult.fail(text, code=ErrorCode.UNAVAILABLE, retryable=again)
 
 
 class CallTeller(Feature):
