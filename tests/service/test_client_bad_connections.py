@@ -303,7 +303,7 @@ async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -
         await release.wait()
 
     script = "for n in range(40000): print('x' * 50)\ncall_tool('reach', who=who)"
-    async with serving(tmp_path) as (url, service), Client(url, registry=registry) as client:
+    async with serving(tmp_path, registry) as (url, service), Client(url) as client:
         slow = asyncio.create_task(client.execute_code(script, inputs={"who": "slow"}, on_log=on_log))
         await until(lambda: told)
         quick = await client.execute_code(script, inputs={"who": "quick"}, on_log=lambda stream, text: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import socket
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.service.socket.connection import PART_BYTES, QUEUE_BYTES, Connection
 from toolcell.service.socket.messages import MESSAGES, Message, Notification, Request, Response
 from toolcell.service.socket.values import READERS, plain_record
+from toolcell.support.asgi import listening
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from wire.table_examples import TABLES
 
@@ -123,6 +125,13 @@ def test_nobody_waits_for_a_connection_that_is_over() -> None:
         connection.post(Response(1, None, 1))
 
     asyncio.run(main())
+
+
+def test_a_short_message_does_not_wait_for_the_acknowledgement_of_the_one_before() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # What is illegal.

@@ -94,11 +94,15 @@ def listening(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except OSError as exc:
         reason = (exc.strerror or str(exc)).partition(" (while")[0]
         cure = "; choose another port, or 0 for any free one" if exc.errno == errno.EADDRINUSE else ""
         raise UsageError(f"cannot listen on {bracketed(host)}:{port}: {reason}{cure}") from exc
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, and this one does not: the second
+    # of two short messages would wait 40 ms for the acknowledgement of the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listener: socket.socket, path: str = "") -> str:
