@@ -248,12 +248,12 @@ class Exchange:
                 case Request(ident, "tool", params):
                     self._begin_call(ident, _read_call(params))
                 case Request(ident, method, params):
-                    await self._hear(method, params)
+                    await self._take(method, params)
                     await self._link.answer(ident, None)
                 case Notification(method, params):
-                    await self._hear(method, params)
+                    await self._take(method, params)
 
-    async def _hear(self, method: str, params: dict[str, Any]) -> None:
+    async def _take(self, method: str, params: dict[str, Any]) -> None:
         match method, params:
             case "log", {"stream": str(stream), "text": str(text)}:
                 await self._tell(self._handlers.on_log, stream, text)

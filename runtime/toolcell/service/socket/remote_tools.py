@@ -271,21 +271,21 @@ class ServedRequest:
         self.scope = anyio.CancelScope()
         self.answer = b""
         """It is kept: the connection may be lost before the caller has it."""
-        self._unheard = 0
+        self._unacknowledged = 0
 
     # What the caller is told.
 
     def tell(self, method: str, size: int = 0, /, **params: Any) -> Awaitable[Any] | None:
-        """Tell the caller something. What this returns is to be awaited: the caller has not heard much of it yet."""
+        """Tell the caller something. What this returns is to be awaited, until the caller has caught up."""
         params["request"] = self.id
-        self._unheard += size
-        if self._unheard > QUEUE_BYTES and self._channel.connection is not None:
-            self._unheard = 0
-            return self._heard(method, params)
+        self._unacknowledged += size
+        if self._unacknowledged > QUEUE_BYTES and self._channel.connection is not None:
+            self._unacknowledged = 0
+            return self._acknowledged(method, params)
         self._channel.tell(method, params)
         return None
 
-    async def _heard(self, method: str, params: dict[str, Any]) -> None:
+    async def _acknowledged(self, method: str, params: dict[str, Any]) -> None:
         with contextlib.suppress(CallLost):
             await self._channel.call(method, params)
 
