@@ -561,7 +561,7 @@ class Runtime(OpenedInBlock):
 
     def session_of(self, ident: str) -> str:
         """Return the name of the session of a waiting run; empty if it is not part of one."""
-        return self.journals.session_of(ident)
+        return self.journals.said_of(ident, "session")
 
     def forget_session(self, name: str) -> None:
         """Remove the journal of a closed session, which can then not be restored.

@@ -19,7 +19,7 @@ from toolcell.mcp import content
 from toolcell.mcp.server import McpServer
 from toolcell.results import effects
 from toolcell.service.viewer import waiting_page
-from toolcell.sessions.journal import SessionJournalFile
+from toolcell.sessions.journal import SessionJournal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
@@ -52,7 +52,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
         plain = getattr(owner, name)
 
         def work(*args: Any, **given: Any) -> Any:
-            is_long = name != "write_step" or args[1].size() > MUCH
+            is_long = name != "note_step" or args[1].size() > MUCH
             if is_long and threading.current_thread() is threading.main_thread():
                 found.add(name)
             return plain(*args, **given)
@@ -62,7 +62,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
     for owner, name in (
         (kept_drafts, "keep_draft"),
         (store, "make_token"),
-        (SessionJournalFile, "write_step"),
+        (SessionJournal, "note_step"),
         (waiting_page, "_arguments_shown"),
         (effects, "effects_digest"),
     ):

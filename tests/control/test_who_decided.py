@@ -196,3 +196,10 @@ def test_arguments_of_a_tool_that_are_not_recorded_are_not_in_decisions_or_what_
     assert resumed.start["more"]["decisions"][0]["args_cut"]["why"] == "digest"
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("runs.db*"))
     assert b"planted-payee" not in stored
+
+
+def test_a_repair_that_does_not_run_names_the_run_that_it_repairs(runtime: SyncRuntime, record: Path) -> None:
+    failed = runtime.execute_code("call_tool('write', text='a')\n1 / 0")
+    refused = runtime.execute_code("call_tool('unknown')", repairs=failed, preflight=True)
+    assert refused.outcome == "denied"
+    assert [run.who.get("repairs") for run in runs(record)] == [None, failed.run_id]

@@ -209,9 +209,9 @@ def test_a_run_that_was_lost_and_then_suspended_waits_and_has_not_ended() -> Non
     loaded = Journal("")
     for record in (["run", "r", {"origin": "code"}], ["ended", "lost"]):
         apply_record(RUN_RECORDS, loaded, record)
-    assert loaded.is_ended
+    assert loaded.ended
     apply_record(RUN_RECORDS, loaded, ["suspended", "token", 0.0, []])
-    assert not loaded.is_ended
+    assert not loaded.ended
 
 
 def test_a_journal_whose_name_nobody_knows_is_open_from_its_first_record_to_its_end(

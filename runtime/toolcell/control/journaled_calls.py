@@ -10,10 +10,10 @@ import anyio
 
 from toolcell.calls.call import CallableTools, RunContext, decided
 from toolcell.calls.options import Origin
-from toolcell.calls.result import Status, ToolResult
-from toolcell.control.suspension import IN_DOUBT, Suspender
+from toolcell.calls.result import ToolResult
+from toolcell.control.suspension import Suspender, answer_in_doubt
 from toolcell.errors import RunEnded
-from toolcell.journal.identity import digest_of_call, options_of
+from toolcell.journal.identity import options_of
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import CANCELLED, JournalEntry
 from toolcell.results import Divergence, Outcome
@@ -111,21 +111,8 @@ class JournaledCalls:
         if self._is_rebuilding:
             self._refuse_new(entry)
         if entry.is_in_doubt:
-            return await self._settle_doubt(entry)
+            return await answer_in_doubt(entry, self.options(entry.tool, entry.args), self._suspender.hold)
         return None if is_known else await self._repaired_answer(entry)
-
-    async def _settle_doubt(self, entry: JournalEntry) -> ToolResult | None:
-        options = self.options(entry.tool, entry.args)
-        if options.read_only or options.idempotent:
-            entry.is_started = False
-            return None
-        decision = entry.decision
-        if decision is None:
-            args = dict(entry.args if entry.edited is None else entry.edited)
-            digest = await digest_of_call(entry.tool, args)
-            refusal = await self._suspender.hold(entry, args, digest, IN_DOUBT)
-            return _refusal(refusal.reason)
-        return ToolResult.of(decision.data) if decision.kind == "made" else _refusal(decision.data)
 
     def _refuse_new(self, entry: JournalEntry) -> NoReturn:
         index = self._journal.index_of(entry)
@@ -174,7 +161,3 @@ def _facts(entry: JournalEntry) -> dict[str, Any]:
     """Return what the record has of a call that is answered from the journal: who decided about it."""
     found = entry.decision
     return {} if found is None or found.kind == "approve" else {"decided": decided(found.kind, found.by, found.why)}
-
-
-def _refusal(reason: str) -> ToolResult:
-    return ToolResult.fail(reason or "a person refused this call", code="blocked", status=Status.BLOCKED)

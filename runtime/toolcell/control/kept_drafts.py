@@ -100,14 +100,6 @@ class DraftJournal:
         return [ident for ident in sorted(self.started) if ident not in self.made]
 
 
-def _draft(file: DraftJournal, content: dict[str, Any]) -> None:
-    file.content = content
-
-
-def _commit(file: DraftJournal, chosen: list[str]) -> None:
-    file.chosen = chosen
-
-
 def _start(file: DraftJournal, ident: str) -> None:
     file.started.add(ident)
 
@@ -121,8 +113,8 @@ def _over(file: DraftJournal) -> None:
 
 
 DRAFT_RECORDS: Final[Table] = {
-    COLLECTED: RecordKind((dict,), _draft),
-    COMMIT: RecordKind((list,), _commit),
+    COLLECTED: RecordKind((dict,), "content"),
+    COMMIT: RecordKind((list,), "chosen"),
     START: RecordKind((str,), _start),
     MADE: RecordKind((str, str, object), _made),
     OVER: RecordKind((), _over),

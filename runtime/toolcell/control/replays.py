@@ -22,8 +22,7 @@ from toolcell.calls.placeholders import RecordedDryRun
 from toolcell.calls.result import Status, ToolFailure, ToolResult
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.journal.recorded_tools import RecordedTools
-from toolcell.journal.replay import CallReplay, JournalEntry
+from toolcell.journal.replay import CallReplay, JournalEntry, RecordedTools
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.support.packing import text_digest

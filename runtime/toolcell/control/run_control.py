@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from toolcell.calls.call import RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.control.journaled_calls import JournaledCalls
-from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
+from toolcell.control.suspension import BELOW, Denial, JournaledStarts, Suspender
 from toolcell.journal.ledger import Journal
-from toolcell.journal.store import JournalOwner
+from toolcell.journal.store import JournalStore
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.options import OnApproval, Refresh
@@ -33,16 +33,18 @@ class RunControl(RunPart):
         self,
         run: Run,
         *,
-        store: JournalOwner,
+        store: JournalStore,
         journal: Journal,
         on_approval: OnApproval,
         refresh: Refresh = "",
         repaired: str = "",
         is_rebuilding: bool = False,
+        ends_journal: bool = True,
     ) -> None:
-        """`is_rebuilding`: the script only rebuilds a state, and makes no call."""
+        """`ends_journal`: False where the caller does, once the run is over and does not wait. `is_rebuilding`: the
+        script only rebuilds a state, and makes no call."""
         self._store = store
-        self._repaired = repaired
+        self._repaired, self._ends_journal = repaired, ends_journal
         self.journal = journal
         suspender = Suspender(journal)
         self._calls = JournaledCalls(
@@ -60,7 +62,7 @@ class RunControl(RunPart):
         elif on_approval == "deny" or context.features.decide:
             context = context.having(Denial(DENIED if on_approval == "deny" else BELOW))
         if on_approval == "suspend" or journal.file is not None:
-            context = context.having(StartObserver(journal))
+            context = context.having(JournaledStarts(journal))
         self._link, self._work = context.scope.link, run.work
         run.context, run.journal_id, run.make_call = context, journal.id, self._calls.dispatch
         run.parts += (self,)
@@ -88,15 +90,16 @@ class RunControl(RunPart):
             self.journal.end_run(self._link.id if self._link is not None else result.run_id, is_kept)
         if is_waiting:
             return self._suspended(result)
-        if may_go_on:
+        if self._ends_journal and may_go_on:
             self._store.put_down(self.journal)
-        else:
+        elif self._ends_journal:
             self._store.finish(self.journal, result.run_id, str(outcome), self._work.calls + self._work.uploaded)
         return result
 
     async def failed(self, error: BaseException) -> None:
         """Put its journal down. A run that can be repeated may be carried on."""
-        self._store.put_down(self.journal)
+        if self._ends_journal:
+            self._store.put_down(self.journal)
 
     def _compared(self, result: ExecutionResult) -> ExecutionResult:
         found, replay = self._calls.divergence, self.journal.replay

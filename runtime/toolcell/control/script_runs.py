@@ -82,11 +82,12 @@ class ScriptChecks:
         options: RunOptions,
         tools: CallableTools,
         context: RunContext | None,
+        link: RunLink | None = None,
         earlier: Callable[[], Earlier] | None = None,
     ) -> Script | ExecutionResult:
         """Return a script with what was found in it, or the result of one that must not run because of that.
 
-        `earlier` returns what scripts before this one have left.
+        `link`: names the run that it goes on from. `earlier` returns what scripts before this one have left.
         """
         by_default, degree = None, self._runs.policy.check_types
         if context is not None and self._runs.environment.isolates:
@@ -99,18 +100,18 @@ class ScriptChecks:
             left = NOTHING_EARLIER if earlier is None else earlier()
             types = await self.type_checker.check(degree, by_default, script.source, tools, script.inputs, left)
             if types.refuses:
-                return await self._runs.refuse(script, tools, context, types.refusal())
+                return await self._runs.refuse(script, tools, context, types.refusal(), link)
             script = changed(script, found={"type_findings": types.findings})
-        return await self._with_preflight(script, tools, context) if options.preflight else script
+        return await self._with_preflight(script, tools, context, link) if options.preflight else script
 
     async def _with_preflight(
-        self, script: Script, tools: CallableTools, context: RunContext | None
+        self, script: Script, tools: CallableTools, context: RunContext | None, link: RunLink | None
     ) -> Script | ExecutionResult:
         planned, _ = await self._read(script.source, tools, script.limits)
         if planned.problems:
             from toolcell.control.preflight import refused_result
 
-            return await self._runs.refuse(script, tools, context, refused_result(planned))
+            return await self._runs.refuse(script, tools, context, refused_result(planned), link)
         if context is not None and (dry_run := context.feature(DryRun)) is not None:
             dry_run.preflight = planned
         return changed(script, found={**script.found, "preflight": planned})
@@ -149,10 +150,10 @@ class ScriptRuns:
         if (seed, clock) != (script.seed, script.clock):
             script = changed(script, seed=seed, clock=clock)
         repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
-        checked = await self._checks.check(script, options, tools, context)
+        link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
+        checked = await self._checks.check(script, options, tools, context, link)
         if isinstance(checked, ExecutionResult):
             return checked
-        link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
         run = await runs.prepare(checked, tools, context, link, options)
         await self._begin(run, options, repaired)
         result = await runs.execute(run)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from toolcell.calls.call import Approvals, Block, Call, Decision
-from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.call import Block, Call
+from toolcell.calls.result import Status, ToolResult
 from toolcell.calls.run_state import RunLink
-from toolcell.control.decisions import answer_of
-from toolcell.control.suspension import BELOW, IN_DOUBT, JournaledStarts
-from toolcell.journal.identity import call_digest, options_of
+from toolcell.control.suspension import JournalApprovals, JournaledStarts, answer_in_doubt
+from toolcell.journal.identity import options_of
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
@@ -49,23 +48,13 @@ class JournaledSteps(JournaledStarts):
 
     # What the plan asks
 
-    def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
+    async def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
         """Take note of the call of a step. If no call is to be made for it: its result, and the run that has it."""
         entry = self._entry(call)
-        run = entry.run or self.journal.run
-        if entry.answer:
-            return entry.result(), run
-        if not entry.is_in_doubt:
-            return None
-        options = options_of(call.registry, call.name)
-        if options.read_only or options.idempotent:
-            entry.is_started = False
-            return None
-        if entry.decision is None:
-            return self._hold(entry, dict(entry.args if entry.edited is None else entry.edited), IN_DOUBT), run
-        if entry.decision.kind == "made":
-            return ToolResult.of(entry.decision.data), run
-        return _blocked(entry.decision.data or "a person refused this call"), run
+        result = entry.result() if entry.answer else None
+        if entry.is_in_doubt:
+            result = await answer_in_doubt(entry, options_of(call.registry, call.name), self.hold)
+        return None if result is None else (result, entry.run or self.journal.run)
 
     def waits(self, call: Call, /) -> bool:
         """Return whether the step waits for a decision."""
@@ -79,20 +68,15 @@ class JournaledSteps(JournaledStarts):
         entry.args = call.raw_args
         return entry
 
-    def _hold(self, entry: JournalEntry, args: dict[str, Any], reason: str) -> ToolResult:
+    async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Block:
+        """Let a step wait. The others of the plan go on."""
         if self.journal.lost:
-            return _blocked(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
-        ident, digest = f"plan_step_{entry.number - 1}", call_digest(entry.tool, args)
+            return Block(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
+        ident = f"plan_step_{entry.number - 1}"
         entry.pending = PendingCall(ident, entry.tool, args=args, line=None, digest=digest, reason=reason)
-        return _blocked(WAITS)
+        return Block(WAITS)
 
     # What the pipeline asks
-
-    def call_started(self, call: Call, /) -> None:
-        """Record that the tool of a step is about to run."""
-        entry = self.journal.entry_of(call)
-        self.journal.note_labels()
-        self.start(call, None if entry is not None and entry.answer else entry)
 
     def call_ended(self, call: Call, /) -> None:
         """Record the result of a step. That of a call which was cut short is not known."""
@@ -111,32 +95,11 @@ class JournaledSteps(JournaledStarts):
             self.journal.lose(f"the result of step {entry.number - 1} cannot be recorded: {exc}")
 
 
-class SuspendingSteps(JournaledSteps, Approvals):
+class SuspendingSteps(JournaledSteps, JournalApprovals):
     """The same, in a plan whose steps may wait for decisions."""
-
-    def waited(self, call: Call, /) -> bool:
-        """Return true for a step that was decided about."""
-        entry = self.journal.entry_of(call)
-        return entry is not None and entry.decision is not None
-
-    async def decide(self, call: Call, /) -> Decision | Block:
-        """Return what was decided about a step; without a decision, let it wait. The others of the plan go on."""
-        entry = self.journal.entry_of(call)
-        if entry is None or entry.is_started:
-            return Block(f'tool "{call.name}" was refused: {BELOW}')
-        decision, digest = entry.decision, call_digest(call.name, call.args)
-        if decision is None or decision.reason != call.approval_reason:
-            return Block(self._hold(entry, dict(call.args), call.approval_reason).message)
-        if decision.digest != digest:
-            return Block("its arguments are not those that were decided about; it was not made")
-        return answer_of(decision)
 
 
 def _frame(number: int, result: ToolResult) -> bytes:
     if result.error is None or not result.is_error:
         return encode(ToolReturn(number, to_plain(result.guest_value(), "result")))
     return encode(failure(number, result))
-
-
-def _blocked(reason: str) -> ToolResult:
-    return ToolResult.fail(reason, code=ErrorCode.BLOCKED, status=Status.BLOCKED)

@@ -5,16 +5,19 @@ What is suspended is the journal. The sandbox is destroyed, or kept for a while,
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import anyio
 
 from toolcell.calls.call import Approvals, Block, Call, Decision, Feature
+from toolcell.calls.options import ToolOptions
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.control.decisions import answer_of
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, pending_of
-from toolcell.journal.replay import JournalEntry
+from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.results import Outcome, PendingCall
 
 SETTLE_S: Final = 0.02
@@ -40,42 +43,75 @@ class Denial(Approvals):
         return Block(f'tool "{call.name}" was refused: {self._why}')
 
 
-class Suspender(Approvals):
-    """Ends a run when calls of it wait for decisions. The `Approvals` of a run with `on_approval="suspend"`."""
+class JournalApprovals(Approvals):
+    """Decides about calls with what their journal says. A call without a decision waits."""
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self.active = 0
-        """Calls of the script that are not answered."""
-        self.calls_asked = 0
-        """Calls of the script in all."""
-        self.divergence: Any = None
+        self.journal = journal
+
+    def waited(self, call: Call, /) -> bool:
+        """Return true for a call that was decided about."""
+        entry = self.journal.entry_of(call)
+        return entry is not None and entry.decision is not None
 
     async def decide(self, call: Call, /) -> Decision | Block:
-        """Return what was decided about a call; without a decision, suspend the run.
-
-        Raises:
-            RunEnded: the run is suspended now, or its arguments are not those that were decided about.
-        """
-        entry = self._journal.entry_of(call)
+        """Return what was decided about a call; without a decision, hold it."""
+        entry = self.journal.entry_of(call)
         if entry is None or entry.is_started:
             return Block(f'tool "{call.name}" was refused: {BELOW}')
-        digest = await digest_of_call(call.name, call.args)
-        decision = entry.decision
+        digest, decision = await digest_of_call(call.name, call.args), entry.decision
         if decision is not None and decision.digest != digest:
-            raise RunEnded(
-                f"call {self._journal.index_of(entry)} of {call.name} has other arguments than those that were decided "
-                f"about (sha256 {digest[:16]}, decided about {decision.digest[:16]}); it was not made",
-                Outcome.DIVERGED,
-            )
+            return self.changed(entry, digest, decision)
         if decision is None or decision.reason != call.approval_reason:
             return await self.hold(entry, dict(call.args), digest, call.approval_reason)
         return answer_of(decision)
 
-    def waited(self, call: Call, /) -> bool:
-        """Return true for a call that was decided about."""
-        entry = self._journal.entry_of(call)
-        return entry is not None and entry.decision is not None
+    def changed(self, entry: JournalEntry, digest: str, decided: RecordedDecision) -> Block:
+        """Refuse a call whose arguments are not those that were decided about."""
+        return Block("its arguments are not those that were decided about; it was not made")
+
+    async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Block:
+        """Let a call wait; return what it is answered meanwhile."""
+        raise NotImplementedError
+
+
+Hold = Callable[[JournalEntry, dict[str, Any], str, str], Awaitable[Block]]
+"""Lets a call wait: its entry, arguments and their digest, and why."""
+
+
+async def answer_in_doubt(entry: JournalEntry, options: ToolOptions, hold: Hold) -> ToolResult | None:
+    """Return the answer of a call that had started when its host ended; None when it is to be made again."""
+    if options.read_only or options.idempotent:
+        entry.is_started = False
+        return None
+    if (decision := entry.decision) is None:
+        args = dict(entry.args if entry.edited is None else entry.edited)
+        return refusal((await hold(entry, args, await digest_of_call(entry.tool, args), IN_DOUBT)).reason)
+    return ToolResult.of(decision.data) if decision.kind == "made" else refusal(decision.data)
+
+
+def refusal(reason: str) -> ToolResult:
+    """Return the answer of a call that was not made."""
+    return ToolResult.fail(reason or "a person refused this call", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
+
+
+class Suspender(JournalApprovals):
+    """Ends a run when calls of it wait for decisions. The `Approvals` of a run with `on_approval="suspend"`."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal)
+        self.active = 0
+        """Calls of the script that are not answered."""
+        self.calls_asked = 0
+        """Calls of the script in all."""
+
+    def changed(self, entry: JournalEntry, digest: str, decided: RecordedDecision) -> Block:
+        """End the run."""
+        raise RunEnded(
+            f"call {self.journal.index_of(entry)} of {entry.tool} has other arguments than those that were decided "
+            f"about (sha256 {digest[:16]}, decided about {decided.digest[:16]}); it was not made",
+            Outcome.DIVERGED,
+        )
 
     async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Block:
         """Suspend the run for a call, together with others that wait.
@@ -83,13 +119,13 @@ class Suspender(Approvals):
         Raises:
             RunEnded: always, but for a run that cannot be suspended: its call is refused.
         """
-        if self._journal.lost:
-            return Block(f"it needs a decision, and the run cannot be suspended: {self._journal.lost}")
+        if self.journal.lost:
+            return Block(f"it needs a decision, and the run cannot be suspended: {self.journal.lost}")
         entry.pending = PendingCall(
             f"call_{entry.number}", entry.tool, args=args, line=None, digest=digest, reason=reason
         )
         seen = -1
-        while seen != self.calls_asked or self.active > len(pending_of(self._journal.current.values())):
+        while seen != self.calls_asked or self.active > len(pending_of(self.journal.current.values())):
             seen = self.calls_asked
             await anyio.sleep(SETTLE_S)
         raise RunEnded("it waits for a decision", Outcome.SUSPENDED)
@@ -103,13 +139,17 @@ class JournaledStarts(Feature):
         self._begun: dict[Call, JournalEntry] = {}
         """Calls that were started here and have not ended."""
 
-    def start(self, call: Call, entry: JournalEntry | None) -> None:
-        """Record that a tool is about to run, unless its call was refused.
+    def call_started(self, call: Call, /) -> None:
+        """Record that the tool of one of the script's own calls, or of a step, is about to run.
 
         Raises:
             OSError, ToolError: this could not be recorded, and the tool must not run.
         """
-        if entry is not None and call.refusal is None and not entry.is_started:
+        self.journal.note_labels()
+        entry = self.journal.entry_of(call)
+        if entry is None or call.refusal is not None or entry.is_started:
+            return
+        if entry.answer is None and not entry.is_taken_over:  # else no tool runs
             self.journal.start(entry)
             self._begun[call] = entry
 
@@ -121,14 +161,3 @@ class JournaledStarts(Feature):
     def call_ended(self, call: Call, /) -> None:
         """Forget its start."""
         self._begun.pop(call, None)
-
-
-class StartObserver(JournaledStarts):
-    """Records starts of a script's calls. Answers are recorded when they are sent."""
-
-    def call_started(self, call: Call, /) -> None:
-        """Record that the tool of one of the script's own calls is about to run."""
-        entry = self.journal.entry_of(call)
-        self.journal.note_labels()
-        is_recorded = entry is not None and (entry.answer is not None or entry.is_taken_over)  # then no tool runs
-        self.start(call, None if is_recorded else entry)

@@ -59,8 +59,8 @@ class RecordKind:
     """One kind of record: the types of its fields, and what it does to the state that a journal stands for."""
 
     fields: tuple[type | tuple[type, ...], ...]
-    apply: Callable[..., None]
-    """Called with the state and the fields."""
+    apply: Callable[..., None] | str
+    """Called with the state and the fields; or the attribute of the state that the only field is."""
 
 
 Table = Mapping[str, RecordKind]
@@ -79,7 +79,10 @@ def apply_record(table: Table, state: object, record: list[Any]) -> None:
         raise ValueError(f"a record of an unknown kind: {name!r:.40}")
     if len(fields) != len(kind.fields) or not all(map(isinstance, fields, kind.fields)):
         raise ValueError(f"a record of kind {name!r} with other fields")
-    kind.apply(state, *fields)
+    if isinstance(kind.apply, str):
+        setattr(state, kind.apply, *fields)
+    else:
+        kind.apply(state, *fields)
 
 
 class JournalDatabase:
@@ -262,12 +265,16 @@ class JournalDatabase:
             )
 
     def _count(self, size: int) -> int:
-        """Return the bytes that are kept, with these. They are counted now and then, and between with what we add."""
+        """Return the bytes that are kept, with these; or a larger number that is allowed as well: those of the file.
+        They are counted now and then, and between with what we add."""
         used, counted_s = self._used
         if time.monotonic() - counted_s > COUNT_S:
             counted_s = time.monotonic()
             with self._reading() as db:
-                used = int(db.execute("SELECT total(length(body)) FROM kept").fetchone()[0])
+                pages, page_bytes = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+                used = pages * page_bytes
+                if used + size > (self.config.continue_bytes or 0):
+                    used = int(db.execute("SELECT total(length(body)) FROM kept").fetchone()[0])
         self._used = used + size, counted_s
         return used + size
 

@@ -71,7 +71,8 @@ class Journal:
     stamp: int = 0
     """Number of the last start or answer."""
     used_tokens: set[str] = field(default_factory=set)
-    is_ended: bool = False
+    ended: str = ""
+    """The outcome of a run that is over."""
     _unread: deque[JournalEntry] = field(default_factory=deque)
     """Recorded calls whose digests were not needed yet."""
     _unmatched: dict[str, deque[JournalEntry]] = field(default_factory=dict)
@@ -386,7 +387,7 @@ def _labels(journal: Journal, labels: list[str]) -> None:
 
 def _suspended(journal: Journal, token_id: str, expires: float, rows: list[list[Any]]) -> None:
     journal.token, journal.expires = token_id, expires
-    journal.is_ended = False  # a run that was lost and carried on waits now
+    journal.ended = ""  # a run that was lost and carried on waits now
     for number, ident, args, line, digest, reason in rows:
         entry = journal.entries[number]
         entry.pending = PendingCall(ident, entry.tool, args=args, line=line, digest=digest, reason=reason)
@@ -397,10 +398,6 @@ def _resumed(journal: Journal, token_id: str, rows: list[list[Any]]) -> None:
     journal.token = ""
     for number, *decision in rows:
         journal.entries[number].decide(RecordedDecision(*decision))
-
-
-def _ended(journal: Journal, outcome: str) -> None:
-    journal.is_ended = True
 
 
 RUN_RECORDS: Final[Table] = {
@@ -414,6 +411,6 @@ RUN_RECORDS: Final[Table] = {
     SUSPENDED: RecordKind((str, (float, int), list), _suspended),
     RESUMED: RecordKind((str, list), _resumed),
     NAMED: RecordKind((str,), Journal.end_run),
-    ENDED: RecordKind((str,), _ended),
+    ENDED: RecordKind((str,), "ended"),
 }
 """What each record of a run's journal does to it."""

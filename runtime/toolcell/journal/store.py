@@ -10,7 +10,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.calls.call import CallableTools
 from toolcell.calls.options import Origin
@@ -48,41 +48,21 @@ class NoSuchRun(ResumeError):
     """There is no such run, or none of its calls was made."""
 
 
-class JournalOwner(Protocol):
-    """Takes a journal when its run is over: the store of a runtime, or the session whose script the run was."""
-
-    def suspend(self, journal: Journal) -> Suspension:
-        """Keep the journal until its token is used; return the token."""
-
-    def put_down(self, journal: Journal) -> None:
-        """Take the journal of a run that has no result, and may be carried on."""
-
-    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
-        """Take the journal of a run that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdleRun:
-    """A run that has not ended and is not under way."""
-
-    id: str
-    suspension: Suspension | None
-    """What it waits for; None when it was interrupted."""
-
-    @property
-    def arguments(self) -> list[object]:
-        """Those of the calls that wait."""
-        return [call.args for call in self.suspension.calls] if self.suspension is not None else []
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What a journal on disk had to say when nobody had it open."""
 
     signature: tuple[int, int]
     """Number and time of its last record then. Whoever takes it up writes to it."""
-    run: IdleRun | None
-    """None: it has ended."""
+    has_ended: bool
+    suspension: Suspension | None
+    """What it waits for; None when it was interrupted, or has ended."""
+
+    @property
+    def is_small(self) -> bool:
+        """True when it may stay in memory."""
+        waits = self.suspension
+        return waits is None or is_small([call.args for call in waits.calls], REMEMBERED)
 
 
 class JournalStore:
@@ -300,7 +280,7 @@ class JournalStore:
 
     def interrupted(self) -> list[str]:
         """Return the ids of runs that were interrupted and have no token: `resume` takes these ids."""
-        return [run.id for run in self._idle() if run.suspension is None]
+        return [ident for ident, waits in self._idle().items() if waits is None]
 
     def suspensions(self) -> list[Suspension]:
         """Return what each suspended run waits for.
@@ -310,16 +290,17 @@ class JournalStore:
         """
         if self.is_durable and self.hash_seed is None:
             raise UsageError("open the Runtime first: the tokens of suspended runs are signed with the record's key")
-        return [run.suspension for run in self._idle() if run.suspension is not None]
+        return [waits for waits in self._idle().values() if waits is not None]
 
-    def _idle(self) -> list[IdleRun]:
-        """Return the runs that have not ended and are not under way. Only journals that have changed are read.
+    def _idle(self) -> dict[str, Suspension | None]:
+        """Return the runs that have not ended and are not under way, and what each waits for; None: for nothing, it was
+        interrupted. Only journals that have changed are read.
 
         May be called in a thread.
         """
         if not self.is_durable:
-            return [self._idle_run(journal) for journal in list(self._waiting.values())]
-        found, seen = [], dict[str, _Seen]()
+            return {journal.id: self._waits(journal) for journal in list(self._waiting.values())}
+        found, seen = dict[str, Suspension | None](), dict[str, _Seen]()
         try:
             known_runs = self.database.last_of_each(RUN)
         except OSError as exc:
@@ -329,18 +310,18 @@ class JournalStore:
             if known is None or known.signature != signature:
                 try:
                     journal = self.look(ident)
-                    known = _Seen(signature, None if journal.is_ended else self._idle_run(journal))
                 except ResumeError:  # removed, under way, or damaged
                     continue
-            if known.run is None or is_small(known.run.arguments, REMEMBERED):
+                known = _Seen(signature, bool(journal.ended), None if journal.ended else self._waits(journal))
+            if known.is_small:
                 seen[ident] = known
-            if known.run is not None:
-                found.append(known.run)
+            if not known.has_ended:
+                found[ident] = known.suspension
         self._seen = seen
         return found
 
-    def _idle_run(self, journal: Journal) -> IdleRun:
-        return IdleRun(journal.id, self._suspension(journal) if journal.token else None)
+    def _waits(self, journal: Journal) -> Suspension | None:
+        return self._suspension(journal) if journal.token else None
 
     def look(self, ident: str) -> Journal:
         """Return the journal of a run that is not under way, without taking it up.
@@ -364,20 +345,15 @@ class JournalStore:
             return None
         except ResumeError:  # damaged, or under way: `take` says so
             return ident
-        if journal.is_ended:
+        if journal.ended:
             return None
-        return self._suspension(journal) if journal.token else ident
+        return self._waits(journal) or ident
 
-    def session_of(self, ident: str) -> str:
-        """Return the name of the session whose script a run is; empty if it is none, or cannot be read now."""
+    def said_of(self, ident: str, what: str) -> str:
+        """Return what the header of a run says: `session`, whose script it is, or `source`; empty if that is nothing,
+        or it cannot be read now."""
         with suppress(ResumeError):
-            return str(self.look(ident).header.get("session", ""))
-        return ""
-
-    def script_of(self, ident: str) -> str:
-        """Return the script of a run that waits; empty if it is of a plan, or cannot be read now."""
-        with suppress(ResumeError):
-            return str(self.look(ident).header.get("source") or "")
+            return str(self.look(ident).header.get(what) or "")
         return ""
 
     def used_by(self, ident: str) -> tuple[frozenset[str], int]:
@@ -425,7 +401,7 @@ class JournalStore:
             journal = self._loaded(ident)
             if token_id and token_id in journal.used_tokens:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
-            if journal.is_ended and not even_ended:
+            if journal.ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
             check_token(ident, journal.token, token_id)
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))

@@ -292,15 +292,21 @@ class Runs:
         return await self._ended(run, result)
 
     async def refuse(
-        self, script: Script, tools: CallableTools, context: RunContext | None, result: ExecutionResult
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext | None,
+        result: ExecutionResult,
+        link: RunLink | None = None,
     ) -> ExecutionResult:
-        """Return the result of a script that must not run, recorded and counted as one that did.
+        """Return the result of a script that must not run, recorded and counted as one that did. `link`: as for
+        `prepare`.
 
         Raises:
             Exception: as from `prepare`.
             AuditError: it could not be recorded.
         """
-        run = await self.prepare(script, tools, context)
+        run = await self.prepare(script, tools, context, link)
         await self._join_record(run)
         for part in run.parts:
             if (begun := part.script_sent()) is not None:

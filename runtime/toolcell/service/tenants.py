@@ -65,7 +65,7 @@ class TenantJournals:
 
     async def script_of(self, run_id: str) -> str:
         """Return the script of a suspended run; empty if it cannot be read now."""
-        return await self._look(lambda: self._runtime.journals.script_of(run_id))
+        return await self._look(lambda: self._runtime.journals.said_of(run_id, "source"))
 
     async def _look(self, look: Callable[[], Found]) -> Found:
         async with self._turn:

@@ -16,13 +16,12 @@ from typing import Any, Final
 from toolcell.calls.call import CallableTools, Meter, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
-from toolcell.control.run_control import RunControl
+from toolcell.control.run_control import RESUMABLE, RunControl
 from toolcell.control.script_header import header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
 from toolcell.journal.ledger import Journal
-from toolcell.journal.recorded_tools import RecordedTools
-from toolcell.journal.replay import JournalEntry
+from toolcell.journal.replay import JournalEntry, RecordedTools
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.options import OnApproval
@@ -104,31 +103,18 @@ def context_again(before: RunContext | None) -> RunContext:
     return again.having(*(each for each in before.features if isinstance(each, Meter)))
 
 
-class NotKept:
-    """The `JournalOwner` of a run that only repeats another one: its journal is kept by the session."""
-
-    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
-        """Keep nothing."""
-
-    def put_down(self, journal: Journal) -> None:
-        """Keep nothing."""
-
-    def suspend(self, journal: Journal) -> Suspension:
-        """Never called: a run that makes no call does not wait."""
-        raise SessionError("a script that is run again to rebuild a state cannot wait")
-
-
-def let_rebuild(run: Run, step: SessionScript | None = None) -> None:
+def let_rebuild(run: Run, store: JournalStore, step: SessionScript | None = None) -> None:
     """Have a run only rebuild a state: it makes no call, and nothing of it is kept.
 
     Calls are answered from the journal of `step`, if it runs that again.
     """
     RunControl(
         run,
-        store=NotKept(),
+        store=store,
         journal=step.journal_again() if step is not None else Journal(os.urandom(16).hex()),
         on_approval="deny",
         is_rebuilding=True,
+        ends_journal=False,
     )
 
 
@@ -186,102 +172,28 @@ class RecordedState:
     calls: int = 0
 
 
-class SessionJournalFile:
-    """The open journal of a session. Only one process has it open at a time."""
+def opened(store: JournalStore, name: str) -> OpenJournal:
+    """Open or make the journal of a session. Only one process has it open at a time.
 
-    def __init__(self, store: JournalStore, name: str) -> None:
-        """Open or make it.
+    Raises:
+        SessionError: another process has it open, or it cannot be opened.
+    """
+    try:
+        store.database.settle()
+        return OpenJournal(store.database, SESSION, name)
+    except ResumeError as exc:
+        raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
+    except OSError as exc:
+        raise SessionError(f"the journal of session {name!r} cannot be opened: {exc}") from exc
 
-        Raises:
-            SessionError: another process has it open, or it cannot be opened.
-        """
-        self.name, self._database = name, store.database
-        self._base = ""
-        """Name of the state by value from which the scripts go on."""
-        self._tools: dict[str, KnownTool] = {}
-        """What the journal says of each tool."""
-        try:
-            store.database.settle()
-            self._file = OpenJournal(store.database, SESSION, name)
-        except ResumeError as exc:
-            raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
-        except OSError as exc:
-            raise SessionError(f"the journal of session {name!r} cannot be opened: {exc}") from exc
 
-    def read(self) -> RecordedState:
-        """Return the state of the session when its journal was written last.
-
-        Raises:
-            SessionError: it is damaged.
-        """
-        state = RecordedState(self._database)
-        try:
-            self._file.load(SESSION_RECORDS, state)
-        except Damaged as exc:
-            raise SessionError(
-                f"the journal of session {self.name!r} is damaged ({exc}); open it without restore=True to begin again"
-            ) from exc
-        self._base, self._tools = state.base_name, state.tools
-        return state
-
-    def begin(self, key: str) -> None:
-        """Forget what was recorded: the session begins anew."""
-        self._file.write_anew(OPENED, key)
-        self._tools = {}
-        self._database.keep_states(self.name, ())
-
-    def write_begun(self, journal_id: str) -> None:
-        """Record that a script is about to begin."""
-        self._file.write(BEGUN, journal_id)
-
-    def write_step(
-        self, step: SessionScript, header: dict[str, Any], used: tuple[float, int], labels: Iterable[str]
-    ) -> None:
-        """Record a script that has left its state. `used`: CPU seconds and calls of the session so far."""
-        rows = [[getattr(each, name) for name in _CALL] for each in step.journal.entries.values()]
-        self._write_tools(step.tools)
-        self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
-
-    def _write_tools(self, tools: CallableTools) -> None:
-        """Record what scripts are told of these tools, as far as the journal does not say it."""
-        known = {each.name: (each, tools.returns(each.name)) for each in tools.definitions(Origin.CODE)}
-        new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
-        if new:
-            rows = [
-                [name, each.description, dumps(each.parameters), dumps(given)] for name, (each, given) in new.items()
-            ]
-            self._file.write(TOOLS, rows)
-            self._tools |= new
-
-    def write_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
-        """Record what the session has used and read: also by scripts that have left no state."""
-        self._file.write(USED, list(used), sorted(labels))
-
-    def write_state(self, kept: KeptState, *, is_base: bool) -> None:
-        """Write a state by value, and record it. Earlier ones are removed.
-
-        Raises:
-            OSError, ValueError: it cannot be read or written.
-        """
-        with kept.file.content() as content:
-            name = self._database.write_state(self.name, content)
-        self._file.write(KEPT, name, kept.file.digest, kept.position, list(kept.lost), is_base)
-        if is_base:
-            self._base = name
-        self._database.keep_states(self.name, {name, self._base})
-
-    def write_unrepeatable(self, why: str) -> None:
-        """Record that the state cannot be rebuilt."""
-        self._file.write(UNREPEATABLE, why)
-
-    def close(self, *, is_kept: bool) -> None:
-        """Close it, and forget it if nobody can open the session again."""
-        try:
-            if not is_kept:
-                self._file.remove()
-                self._database.keep_states(self.name, ())
-        finally:
-            self._file.close()
+def forget(file: OpenJournal) -> None:
+    """Close a journal, and remove what is recorded."""
+    try:
+        file.remove()
+        file.database.keep_states(file.name, ())
+    finally:
+        file.close()
 
 
 def recorded_names(store: JournalStore) -> list[str]:
@@ -316,10 +228,6 @@ def _state_kept(
         state.base_name = name
 
 
-def _opened(state: RecordedState, key: str) -> None:
-    state.key = key
-
-
 def _tools(state: RecordedState, rows: list[Any]) -> None:
     for name, description, parameters, returned in rows:
         state.tools[name] = ToolDefinition(name, description, loads(parameters)), loads(returned)
@@ -329,10 +237,6 @@ def _used(state: RecordedState, used: list[Any], labels: list[str]) -> None:
     cpu_s, calls = used
     state.cpu_s, state.calls = float(cpu_s), int(calls)
     state.labels |= frozenset(labels)
-
-
-def _begun(state: RecordedState, journal_id: str) -> None:
-    state.begun = journal_id
 
 
 def _unrepeatable(state: RecordedState, why: str) -> None:
@@ -356,9 +260,9 @@ def _step_recorded(
 
 
 SESSION_RECORDS: Final[Table] = {
-    OPENED: RecordKind((str,), _opened),
+    OPENED: RecordKind((str,), "key"),
     USED: RecordKind((list, list), _used),
-    BEGUN: RecordKind((str,), _begun),
+    BEGUN: RecordKind((str,), "begun"),
     TOOLS: RecordKind((list,), _tools),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
     STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
@@ -383,38 +287,6 @@ def _step(
     return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
 
 
-class ScriptEnd:
-    """The `JournalOwner` of one script of a session: its journal ends when the session has recorded the script."""
-
-    def __init__(self, store: JournalStore) -> None:
-        self._store = store
-        self._end: tuple[str, str] | None = None
-
-    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
-        """Take note of the end. Arguments count from now on: the session keeps them."""
-        journal.size += calls_bytes
-        self._end = run_id, outcome
-
-    def put_down(self, journal: Journal) -> None:
-        """The script ended without a result; its session goes on, so nobody carries it on."""
-        self._end = "", ""
-
-    def suspend(self, journal: Journal) -> Suspension:
-        """Keep the journal until the script is carried on; return the token."""
-        return self._store.suspend(journal)
-
-    def conclude(self, journal: Journal) -> None:
-        """End the journal, unless the script waits."""
-        if self._end is None:
-            return
-        run_id, outcome = self._end
-        if outcome:
-            self._store.finish(journal, run_id, outcome, 0)
-        else:
-            self._store.end(journal, "interrupted")
-        self._store.remove(journal.id)
-
-
 # While the session is open
 
 MAX_SHOWN: Final = 10
@@ -427,7 +299,11 @@ class SessionJournal:
     def __init__(self, ident: str, store: JournalStore) -> None:
         self._id, self._store = ident, store
         self._key = os.urandom(8).hex()
-        self._file: SessionJournalFile | None = None
+        self._file: OpenJournal | None = None
+        self._base = ""
+        """Name of the state by value from which the scripts go on."""
+        self._tools: dict[str, KnownTool] = {}
+        """What the journal says of each tool."""
         self.waiting: Suspension | str = ""
         """What the last script waits for; the id of its run if its host was killed; empty when none waits."""
         self._broken = ""
@@ -448,9 +324,9 @@ class SessionJournal:
         """
         if restores == "always" and self._id not in (names := recorded_names(self._store)):
             raise UsageError(_nothing_kept(self._id, names))
-        file = SessionJournalFile(self._store, self._id)
+        self._file = file = opened(self._store, self._id)
         try:
-            state = file.read() if restores != "never" else None
+            state = self._read(file) if restores != "never" else None
             if state is not None and state.key:
                 self._key = state.key
                 if state.last:
@@ -460,29 +336,48 @@ class SessionJournal:
             elif restores == "always":
                 raise UsageError(_nothing_kept(self._id, recorded_names(self._store)))
             else:
-                file.begin(self._key)
+                self._begin(file)
                 state = None
-            self._file = file
         except BaseException as exc:
-            file.close(is_kept=True)
+            self._file = None
+            file.close()
             if isinstance(exc, OSError):
                 raise SessionError(f"the journal of session {self._id!r} cannot be written: {exc}") from exc
             raise
         return state
 
+    def _read(self, file: OpenJournal) -> RecordedState:
+        state = RecordedState(file.database)
+        try:
+            file.load(SESSION_RECORDS, state)
+        except Damaged as exc:
+            raise SessionError(
+                f"the journal of session {self._id!r} is damaged ({exc}); open it without restore=True to begin again"
+            ) from exc
+        self._base, self._tools = state.base_name, state.tools
+        return state
+
+    def _begin(self, file: OpenJournal) -> None:
+        """Forget what was recorded: the session begins anew."""
+        file.write_anew(OPENED, self._key)
+        self._tools = {}
+        file.database.keep_states(self._id, ())
+
     def close(self, *, is_named: bool) -> None:
         """Close it. That of a session without a name is kept only while a script waits."""
-        if self._file is not None:
-            self._file.close(is_kept=is_named or bool(self.waiting))
-            self._file = None
-        elif self.waiting:
+        file, self._file = self._file, None
+        if file is None:
             self.abandon()
+        elif is_named or self.waiting:
+            file.close()
+        else:
+            forget(file)
 
     def begin_anew(self) -> None:
         """Forget everything."""
         self.abandon()
         self._key, self._broken = os.urandom(8).hex(), ""
-        self._write(lambda file: file.begin(self._key))
+        self._write(self._begin)
 
     # Scripts
 
@@ -521,7 +416,7 @@ class SessionJournal:
         journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval, context)
         if self._file is not None:
             self._store.write(journal)
-            self._write(lambda file: file.write_begun(journal.id))
+            self._note(BEGUN, journal.id)
         return journal
 
     def _header_of(
@@ -537,6 +432,14 @@ class SessionJournal:
             source=source, inputs=inputs, script=script, tools=tools, on_approval=on_approval, context=context
         )
         return header | {"session": self._id, "session_key": self._key, "number": script.number}
+
+    def conclude(self, journal: Journal, result: ExecutionResult | None) -> None:
+        """End the journal of a script that does not wait: the session has recorded it, and nobody carries it on."""
+        is_over = result is not None and not (result.outcome in RESUMABLE and journal.header and not journal.lost)
+        if result is not None and is_over and not result.draft_id:
+            self._store.finish(journal, result.run_id, str(result.outcome), 0)
+        else:
+            self._store.end(journal, "interrupted")
 
     def check_belongs(self, journal: Journal, position: int) -> None:
         """Check that a journal is that of the next script of this session.
@@ -560,11 +463,24 @@ class SessionJournal:
             header = header or self._header_of(
                 script.source, dict(script.inputs or {}), script, step.tools, "ask", step.context
             )
-            self._write(lambda file: file.write_step(step, header, used, labels))
+            calls = [[getattr(each, name) for name in _CALL] for each in step.journal.entries.values()]
+            self._note_tools(step.tools)
+            self._note(STEP, header, step.journal.id, str(step.outcome), calls, list(used), sorted(labels))
+
+    def _note_tools(self, tools: CallableTools) -> None:
+        """Record what scripts are told of these tools, as far as the journal does not say it."""
+        known = {each.name: (each, tools.returns(each.name)) for each in tools.definitions(Origin.CODE)}
+        new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
+        if new:
+            rows = [
+                [name, each.description, dumps(each.parameters), dumps(given)] for name, (each, given) in new.items()
+            ]
+            self._note(TOOLS, rows)
+            self._tools |= new
 
     def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record what the session has used and read, without a script that has left its state."""
-        self._write(lambda file: file.write_used(used, labels))
+        self._note(USED, list(used), sorted(labels))
 
     def waiting_used(self) -> tuple[frozenset[str], int]:
         """Return the labels of the script that waits, and how many calls it has made.
@@ -584,17 +500,22 @@ class SessionJournal:
         return self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting
 
     def note_state(self, kept: KeptState, *, is_base: bool) -> None:
-        """Keep a state by value on disk, if the session is there."""
+        """Keep a state by value on disk, if the session is there. Earlier ones are removed."""
         if self._file is None:
             return
+        database = self._file.database
         try:
-            self._file.write_state(kept, is_base=is_base)
+            with kept.file.content() as content:
+                name = database.write_state(self._id, content)
+            self._file.write(KEPT, name, kept.file.digest, kept.position, list(kept.lost), is_base)
+            self._base = name if is_base else self._base
+            database.keep_states(self._id, {name, self._base})
         except (OSError, ValueError) as exc:  # this process still has it
             logger.warning("session %s: its state is not kept on disk: %s", self._id, exc)
 
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
-        self._write(lambda file: file.write_unrepeatable(why))
+        self._note(UNREPEATABLE, why)
 
     def abandon(self) -> None:
         """Give up the script that waits. What it has made stays made."""
@@ -602,7 +523,10 @@ class SessionJournal:
             self._store.remove(self._waiting_id)
             self.waiting = ""
 
-    def _write(self, write: Callable[[SessionJournalFile], None]) -> None:
+    def _note(self, *record: Any) -> None:
+        self._write(lambda file: file.write(*record))
+
+    def _write(self, write: Callable[[OpenJournal], None]) -> None:
         """Write to the journal, if there is one. The result of a script that ran is returned also if that fails."""
         if self._file is None:
             return

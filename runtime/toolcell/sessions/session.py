@@ -245,7 +245,7 @@ class Session(OpenedInBlock):
 
         async def run(session: Session) -> ExecutionResult:
             state = session._state
-            checked = await host.checks.check(script, options, callable_tools, context, state.earlier)
+            checked = await host.checks.check(script, options, callable_tools, context, earlier=state.earlier)
             if isinstance(checked, ExecutionResult):
                 report = SessionReport(session.id, state.position + 1, "live" if session.is_live else "new")
                 return changed(checked, session=report)

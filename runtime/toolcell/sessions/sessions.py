@@ -127,11 +127,11 @@ class Sessions:
             UsageError: there is none of this name.
             SessionError: it is open.
         """
-        from toolcell.sessions.journal import SessionJournalFile
+        from toolcell.sessions.journal import forget, opened
 
         if not self.keeps(name):
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
-        SessionJournalFile(self._host.journals, name).close(is_kept=False)
+        forget(opened(self._host.journals, name))
 
     def make(
         self,

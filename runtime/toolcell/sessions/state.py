@@ -35,7 +35,6 @@ from toolcell.sessions.journal import (
     NO_HISTORY,
     REPEATED_BYTES,
     History,
-    ScriptEnd,
     SessionJournal,
     SessionScript,
     as_sent,
@@ -199,14 +198,9 @@ class SessionState:
         seed = seed if number == 1 else None
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
-        journals = self._host.journals
-        is_kept = self.journal.is_on_disk or on_approval == "suspend"
-        store = ScriptEnd(journals) if is_kept else None
-
         run = await self._host.runs.prepare(script, tools, context, handlers=handlers)
         journal = self.journal.journal(run.message, script, tools, on_approval, context)
-        RunControl(run, store=store or journals, journal=journal, on_approval=on_approval)
-        return await self._conduct(run, journal, began, store, context)
+        return await self._conduct(run, journal, on_approval, began, context)
 
     def earlier(self) -> Earlier:
         """What the scripts until now have left."""
@@ -219,7 +213,7 @@ class SessionState:
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
     ) -> ExecutionResult:
         """Run a script again that waited, on its journal. The state before it is there."""
-        number, store = self.position + 1, ScriptEnd(self._host.journals)
+        number = self.position + 1
         journal.begin_again()
         has_begun = False
         context = continued_context(journal, context)
@@ -231,18 +225,18 @@ class SessionState:
             run = await self._host.runs.prepare(script, tools, context, journal.link, handlers)
             has_begun = True
             journal.share_labels(run.context.state.labels)
-            RunControl(run, store=store, journal=journal, on_approval=journal.header["on_approval"])
-            return await self._conduct(run, journal, began, store, context)
+            return await self._conduct(run, journal, journal.header["on_approval"], began, context)
         finally:
             if not has_begun:  # its token is used, and it has its decisions: it waits to be carried on by its id
                 self._host.journals.put_down(journal)
                 self.journal.waiting = journal.id
 
     async def _conduct(
-        self, run: Run, journal: Journal, began: Began, store: ScriptEnd | None, context: RunContext
+        self, run: Run, journal: Journal, on_approval: OnApproval, began: Began, context: RunContext
     ) -> ExecutionResult:
         """Run a script in the sandbox, and record what became of it. `context`: the caller's."""
         script = run.script
+        RunControl(run, store=self._host.journals, journal=journal, on_approval=on_approval, ends_journal=False)
         forgotten = self._forgotten if began == "value" else ()
         connection = self.connection
         assert connection is not None
@@ -251,8 +245,7 @@ class SessionState:
         except BaseException:  # it made these calls all the same
             self.used_calls += len(journal.entries)
             self._note_used()
-            if store is not None:
-                store.conclude(journal)
+            self.journal.conclude(journal, None)
             await self._settle()
             raise
         if result.suspension is not None:  # its calls count when it is carried on, all of them
@@ -263,6 +256,7 @@ class SessionState:
             report = SessionReport(self._id, script.number, began, forgotten=forgotten)
             return replace(result, session=report)
         self.used_calls += len(result.calls)
+        journal.size += run.work.calls + run.work.uploaded  # the session keeps its arguments
         left = connection.leftover
         ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
         error, script = result.error, as_sent(script, run.message)
@@ -285,8 +279,7 @@ class SessionState:
                     await self.keep_by_value(run.tools, context)
                     lost = self.lost
         finally:
-            if store is not None:
-                store.conclude(journal)
+            self.journal.conclude(journal, result)
             await self._settle()
         report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
         return changed(result, session=report, error=error)
@@ -516,7 +509,7 @@ class SessionState:
     ) -> ExecutionResult:
         """Run a script that makes no call; it is `step`, if it runs again."""
         run = await self._host.runs.prepare(script, tools, context, link)
-        let_rebuild(run, step)
+        let_rebuild(run, self._host.journals, step)
         return await self._execute(run)
 
     async def keep_by_value(self, tools: CallableTools | None, context: RunContext | None) -> None:

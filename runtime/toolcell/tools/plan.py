@@ -406,7 +406,7 @@ class PlanRecord(Protocol):
     is_cut_short: bool
     """The plan was over before all its steps were: nothing of it waits."""
 
-    def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
+    async def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
         """Take note of the call of a step. Return its result, if no call is to be made for it."""
 
     def waits(self, call: Call, /) -> bool:
@@ -486,7 +486,7 @@ class _PlanRun:
 
     async def _answer_recorded(self, call: Call) -> bool:
         """Give a call the result that is recorded of it; False when it is to be made."""
-        found = self._record.recorded(call) if self._record is not None else None
+        found = await self._record.recorded(call) if self._record is not None else None
         if found is None:
             return False
         result, run = found
