@@ -127,7 +127,7 @@ def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def repair(count: int) -> None:
-    repairing = Journal("r", past=list(journal(count).entries.values()))
+    repairing = Journal("r", past=journal(count).repairable())
     for number in range(count):
         assert at_once(repairing.take_past("echo", {"q": -number})) is None
     assert at_once(repairing.take_past("echo", {"q": [0] * 10})) is not None

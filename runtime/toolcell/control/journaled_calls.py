@@ -137,11 +137,10 @@ class JournaledCalls:
         if options.read_only and self._refresh_reads:
             return None
         async with self._lookup:
-            found = await self._journal.take_past(entry.tool, entry.args)
-        if found is None:
+            past = await self._journal.take_past(entry.tool, entry.args)
+        if past is None:
             return None
-        index, past = found
-        entry.reused = index
+        entry.reused = past.number
         if past.is_refused or past.pending is not None:
             return None
         is_repeatable = options.read_only or options.idempotent

@@ -178,7 +178,7 @@ class ScriptRuns:
         store = self._journals()
         journal = store.make(context.run_id) if is_repeatable else Journal(os.urandom(16).hex())
         if repaired is not None:
-            journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
+            journal.past, journal.labels = repaired.repairable(), repaired.labels
         journal.share_labels(context.state.labels)
         if is_repeatable:
             journal.header = header_of(

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Final
 
@@ -36,6 +36,26 @@ BEFORE_CALLS: Final = (RUN, PAST, LABELS)
 """Records of a run that has made no call: it needs nothing to be carried on."""
 
 
+class RecordedCalls:
+    """Calls of an earlier run, found by tool and arguments; each is taken once, those of one kind in their order."""
+
+    def __init__(self, entries: Iterable[JournalEntry]) -> None:
+        self._unread = deque(entries)
+        """Calls whose digests were not needed yet. Each is computed once: arguments can be large."""
+        self._by_digest: dict[str, deque[JournalEntry]] = {}
+
+    async def take(self, tool: str, args: Any) -> JournalEntry | None:
+        """Take the first one that is identical and was not taken yet. One at a time."""
+        if not (self._unread or self._by_digest):
+            return None
+        digest = await digest_of_call(tool, args)
+        while not (same := self._by_digest.get(digest)) and self._unread:
+            entry = self._unread[0]
+            known = await digest_of_call(entry.tool, entry.args)
+            self._by_digest.setdefault(known, deque()).append(self._unread.popleft())
+        return same.popleft() if same else None
+
+
 @dataclass(slots=True)
 class Journal:
     """The journal of one run, and of every run that carries it on."""
@@ -46,7 +66,7 @@ class Journal:
     entries: dict[int, JournalEntry] = field(default_factory=dict)
     """The calls, by their numbers."""
     past: list[JournalEntry | None] = field(default_factory=list)
-    """Calls of the runs that this one repairs; None where this run has taken the answer over."""
+    """Calls of the runs that this one repairs, by their numbers; None where this run has taken the answer over."""
     file: OpenJournal | None = None
     """Where it is written, for a journal that outlives this process."""
     lost: str = ""
@@ -73,13 +93,10 @@ class Journal:
     used_tokens: set[str] = field(default_factory=set)
     ended: str = ""
     """The outcome of a run that is over."""
-    _unread: deque[JournalEntry] = field(default_factory=deque)
-    """Recorded calls whose digests were not needed yet."""
-    _unmatched: dict[str, deque[JournalEntry]] = field(default_factory=dict)
-    """Recorded calls that the script has not made again, by their digests."""
-    _past_of: dict[str, deque[int]] = field(default_factory=dict)
-    """Indices of `past`, by the digests of their calls; of the first `_known_past`."""
-    _known_past: int = 0
+    _unmatched: RecordedCalls | None = None
+    """Recorded calls that the script has not made again."""
+    _untaken: RecordedCalls | None = None
+    """Calls of `past` whose answers this run has not taken over."""
 
     @classmethod
     def of_calls(cls, listed: CallList) -> Journal:
@@ -156,47 +173,30 @@ class Journal:
         """Answer the next run of the script from this journal."""
         self.current = {}
         self.replay = CallReplay(self.entries.values(), _missing, _diverged)
-        self._unread, self._unmatched = deque(self.entries.values()), {}
+        self._unmatched = RecordedCalls(self.entries.values())
 
     async def recorded(self, tool: str, args: Any) -> JournalEntry | None:
         """Find the k-th call of this tool with these arguments, when it is made for the k-th time. One at a time."""
-        if not (self._unread or self._unmatched):
-            return None
-        digest = await digest_of_call(tool, args)
-        while not (same := self._unmatched.get(digest)) and self._unread:
-            entry = self._unread[0]
-            known = await digest_of_call(entry.tool, entry.args)
-            self._unmatched.setdefault(known, deque()).append(self._unread.popleft())
-        if not same:
-            return None
-        entry = same.popleft()
-        entry.args = args
-        assert self.replay is not None
-        self.replay.note(entry.number)
+        entry = await self._unmatched.take(tool, args) if self._unmatched is not None else None
+        if entry is not None:
+            entry.args = args
+            assert self.replay is not None
+            self.replay.note(entry.number)
         return entry
 
-    async def take_past(self, tool: str, args: Any) -> tuple[int, JournalEntry] | None:
+    async def take_past(self, tool: str, args: Any) -> JournalEntry | None:
         """Take the first call of the repaired run that is identical, and was not taken yet. One at a time."""
-        digest = await digest_of_call(tool, args)
-        while not (same := self._past_of.get(digest)) and self._known_past < len(self.past):
-            await self._note_past()
-        if not same:
-            return None
-        index = same.popleft()
-        entry, self.past[index] = self.past[index], None
-        assert entry is not None
-        return index, entry
+        if self._untaken is None:
+            self._untaken = RecordedCalls(entry for entry in self.past if entry is not None)
+        entry = await self._untaken.take(tool, args)
+        if entry is not None:
+            self.past[entry.number] = None
+        return entry
 
-    async def _note_past(self) -> None:
-        """Compute the digest of one more call of the repaired run. Each is computed once: arguments can be large."""
-        index = self._known_past
-        if (entry := self.past[index]) is not None:
-            self._past_of.setdefault(await digest_of_call(entry.tool, entry.args), deque()).append(index)
-        self._known_past += 1
-
-    def all_entries(self) -> list[JournalEntry]:
-        """Return the calls of this run and those it inherited and did not take over."""
-        return [*self.entries.values(), *(entry for entry in self.past if entry is not None)]
+    def repairable(self) -> list[JournalEntry | None]:
+        """Return the calls of this run and those it inherited and did not take over, as the `past` of another one."""
+        known = [*self.entries.values(), *(entry for entry in self.past if entry is not None)]
+        return [replace(entry, number=number) for number, entry in enumerate(known)]
 
     def index_of(self, entry: JournalEntry) -> int:
         """Return which call of the script this is, counting from 1."""
