@@ -26,7 +26,6 @@ from toolcell.cli.terminal import size
 from toolcell.errors import MissingPackage
 from toolcell.tools.spec import RegistrySettings
 from toolcell_bridge.guest.lint import IMPORTABLE
-from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
 HOST = Path(toolcell.__file__).parent
@@ -41,8 +40,6 @@ PAGES = sorted(
 OLD_NAMES = ROOT / "CHANGELOG.md"
 """The one page that may name what is no longer there."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-"""The measurements of which the README has figures, in its order."""
 
 IMPORTED = re.compile(r"^ *from (toolcell(?:\.\w+)+) import (\([^)]*\)|.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -141,15 +138,6 @@ def test_every_requirement_that_a_test_cites_is_defined_on_the_conformance_page(
     assert len(cited) > 300
     assert not cited - set(defined)
     assert len(defined) == len(set(defined))
-
-
-def test_the_table_of_messages_is_the_one_in_the_code() -> None:
-    page = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([\w, ]+) \|", page, re.MULTILINE)
-
-    assert [(int(tag), name, columns.split(", ")) for tag, name, columns in rows] == [
-        (tag, kind.__name__, [field.name for field in fields(kind)]) for tag, kind in TAGS.items()
-    ]
 
 
 def test_the_pages_name_every_outcome_and_every_tool_option() -> None:
@@ -285,25 +273,6 @@ def test_every_name_of_compat_that_the_page_for_newcomers_writes_exists() -> Non
     assert all(hasattr(compat, name) for name in names)
 
 
-# Words that this project once used for what the field has a name for. None of them has an ordinary use here.
-
-RETIRED = re.compile(
-    r"\b(?:wardens?|leash(?:es)?|walls|walled|heard|seats?|breach(?:es|ed)?|traits|corpses?|soak|knocks?|trials?"
-    r"|hooking|gates|beginnings|vouch(?:es)?|projections|raise_here|raise_around|take_late|explained_at|lent_worker"
-    r"|NotPrepared|CarefulSigner|turned down|taken back)\b|_bury\b|_hear\b|_Growing\b|snapshot\.take",
-    re.IGNORECASE,
-)
-DESCRIBED = [
-    *(page for page in PAGES if page != OLD_NAMES),
-    *(ROOT / "bridge").rglob("*.py"),
-    *(ROOT / "runtime").rglob("*.py"),
-    *(ROOT / "examples").glob("*.py"),
-    *(ROOT / "benchmarks").rglob("*.py"),
-]
-TEST_NAME = re.compile(r"`test_\w+\.py::test_\w+`")
-"""The name of a test in tests/PROMISES.md."""
-
-
 @each_row("page", ["tests/PROMISES.md", "tests/ROBUSTNESS.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / page).read_text(encoding="utf-8"))
@@ -313,16 +282,6 @@ def test_every_test_that_a_page_names_exists(page: str) -> None:
     missing = [name for file, name in named if f"def {name}(" not in texts[file]]
 
     assert named and not missing
-
-
-def test_no_retired_word_is_used() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
-        for path in DESCRIBED
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        for match in RETIRED.finditer(TEST_NAME.sub("", line))
-    ]
-    assert not found
 
 
 # docs/architecture.md: the files it names exist.
