@@ -243,7 +243,7 @@ async def test_signs_of_a_pattern_stand_for_themselves(desk: Desk, query: str, l
     ("changes", "said"),
     [
         ({"description": " \n"}, "description is required"),
-        ({"description": "x" * (MAX_DESCRIPTION_CHARS + 1)}, f"more than {MAX_DESCRIPTION_CHARS}"),
+        ({"description": "x" * (MAX_DESCRIPTION_CHARS + 1)}, f"may have {MAX_DESCRIPTION_CHARS}"),
         ({"description": "*"}, "stands for all"),
         ({"description": "a\0b"}, "NUL"),
         ({"time": "25:00"}, "25:00"),

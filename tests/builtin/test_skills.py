@@ -118,7 +118,7 @@ async def test_the_five_nearest_are_found_the_best_first(registry: ToolRegistry)
         ({"name": " "}, "name is required"),
         ({"description": ""}, "description is required"),
         ({"instructions": "\n"}, "instructions is required"),
-        ({"name": "x" * 201}, "name has 201 characters, and 200"),
+        ({"name": "x" * 201}, "name has 201 characters, and may have 200"),
         ({"tags": ["x"] * 101}, "tags has 101 items, and may have 100"),
         ({"instructions": "x" * 100_001}, "instructions has 100001 characters"),
     ],

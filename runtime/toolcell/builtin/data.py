@@ -34,6 +34,8 @@ _OF_FILES: Final = ("path", "encoding")
 
 Records = list[Record]
 _Batches = Iterator[Sequence[Record]]
+Evaluate = Callable[[Any, Table, _Batches], dict[str, Any]]
+"""Takes the module `evaluation`, whose import takes a second, the table and its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +137,14 @@ class DataTools(ToolPackage):
         if not path and not content.strip():
             raise ToolError("content is required", code="invalid_arguments")
 
-        def work(table: Table, batches: _Batches) -> dict[str, Any]:
-            from toolcell.builtin.tables import evaluation
-
-            return evaluation.parsed(table, batches, limit)
-
         if content and path:
             raise ToolError("give content or a path, not both", code="invalid_arguments")
-        return await self._over(ctx, content, TableFile(path, format, delimiter, encoding), work)
+        return await self._over(
+            ctx,
+            content,
+            TableFile(path, format, delimiter, encoding),
+            lambda it, table, rows: it.parsed(table, rows, limit),
+        )
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_filter(
@@ -168,12 +170,9 @@ class DataTools(ToolPackage):
         if len(where) > MAX_CONDITIONS:
             raise ToolError(f"where has {len(where)} conditions, and may have {MAX_CONDITIONS}")
 
-        def work(_: object, batches: _Batches) -> dict[str, Any]:
-            from toolcell.builtin.tables import evaluation
-
-            return evaluation.filtered(batches, where)
-
-        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
+        return await self._over(
+            ctx, records, TableFile(path, format, delimiter), lambda it, _, rows: it.filtered(rows, where)
+        )
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("groups"))
     async def data_aggregate(
@@ -202,12 +201,8 @@ class DataTools(ToolPackage):
             raise ToolError(f"there are {len(metrics)} metrics, and may be {MAX_METRICS}")
         groups = list(dict.fromkeys(group_by or ()))
 
-        def work(_: object, batches: _Batches) -> dict[str, Any]:
-            from toolcell.builtin.tables import evaluation
-
-            return evaluation.aggregated(batches, metrics, groups)
-
-        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
+        file = TableFile(path, format, delimiter)
+        return await self._over(ctx, records, file, lambda it, _, rows: it.aggregated(rows, metrics, groups))
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_transform(
@@ -240,19 +235,15 @@ class DataTools(ToolPackage):
         if len(set(renamed.values())) < len(renamed):
             raise ToolError("rename gives two columns the same name", code="invalid_arguments")
 
-        def work(_: object, batches: _Batches) -> dict[str, Any]:
-            from toolcell.builtin.tables import evaluation
-
-            return evaluation.transformed(batches, evaluation.Transform(select, renamed, sort_by, sort_desc, limit))
-
-        return await self._over(ctx, records, TableFile(path, format, delimiter), work)
+        how, file = (select, renamed, sort_by, sort_desc, limit), TableFile(path, format, delimiter)
+        return await self._over(ctx, records, file, lambda it, _, rows: it.transformed(rows, it.Transform(*how)))
 
     async def _over(
         self,
         ctx: ToolContext,
         given: Records | str | bytes | None,
         file: TableFile,
-        work: Callable[[Table, _Batches], dict[str, Any]],
+        evaluate: Evaluate,
     ) -> ToolResult:
         """Do the work in a thread, which ends soon after the call does."""
         if isinstance(given, list) and file.path:
@@ -271,6 +262,8 @@ class DataTools(ToolPackage):
         def run() -> Mapping[str, Any]:
             from polars.exceptions import PanicException, PolarsError
 
+            from toolcell.builtin.tables import evaluation
+
             data = given.encode() if isinstance(given, str) else given if isinstance(given, bytes) else b""
             with (
                 io.BytesIO(data) if workspace is None else workspace.open(file.path) as source,
@@ -278,7 +271,8 @@ class DataTools(ToolPackage):
             ):
                 table = Table(text, file.format, file.delimiter)
                 try:
-                    return work(table, checked([given] if isinstance(given, list) else table.batches()))
+                    rows = checked([given] if isinstance(given, list) else table.batches())
+                    return evaluate(evaluation, table, rows)
                 except (PolarsError, PanicException) as exc:  # of a table that is too strange for polars
                     raise ToolError(f"the table cannot be evaluated: {str(exc)[:200]}") from exc
 

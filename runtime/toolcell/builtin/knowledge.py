@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, required_text
 from toolcell.builtin.retrieval import Retriever
 from toolcell.builtin.stores.protocols import STORES, DocumentStore, MessageStore
 from toolcell.builtin.stores.records import Chunk, Document, Message, Scored
-from toolcell.errors import ToolError
 from toolcell.support.checks import check_does, check_kind
 from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
-from toolcell.tools import ErrorCode, ToolResult
+from toolcell.tools import ToolResult
 
 TOP: Final = 5
 """Chunks, and past messages, of one answer."""
@@ -61,7 +60,7 @@ class Knowledge(ToolPackage):
         Args:
             query: What to look for, in a few words or a sentence.
         """
-        query = checked_query(query)
+        query = required_text("query", query.strip(), MAX_QUERY_CHARS, "ask a shorter question")
         await self._store.use_embeddings(self._embeddings.name(), self._embeddings.dimensions())
         chunks = await self._retriever.search(self._store, self._embeddings, query, TOP)
         messages = await self._messages(query)
@@ -86,23 +85,6 @@ class Knowledge(ToolPackage):
             "document_id": chunk.document_id,
             "metadata": dict(chunk.metadata),
         }
-
-
-def checked_query(query: str) -> str:
-    """Return a query without blanks around it.
-
-    Raises:
-        ToolError: it is empty or too long.
-    """
-    query = query.strip()
-    if not query:
-        raise ToolError("query is required", code=ErrorCode.INVALID_ARGUMENTS)
-    if len(query) > MAX_QUERY_CHARS:
-        raise ToolError(
-            f"query has {len(query)} characters, and may have {MAX_QUERY_CHARS}; ask a shorter question",
-            code=ErrorCode.INVALID_ARGUMENTS,
-        )
-    return query
 
 
 def _message_row(found: Scored[Message]) -> dict[str, Any]:

@@ -15,13 +15,27 @@ registry.add(Remember(store, embeddings))
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
+from toolcell.calls.call import RunScope
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS
-from toolcell.errors import EmbeddingError, StoreError, ToolError
-from toolcell.tools import ErrorCode, ToolDefinition, ToolOptions, ToolResult, ToolSpec, function_spec, with_options
+from toolcell.errors import EmbeddingError, SandboxUnavailable, StoreError, ToolError
+from toolcell.results import ExecutionResult
+from toolcell.support import daemon_threads
+from toolcell.tools import (
+    ErrorCode,
+    RunContext,
+    ToolContext,
+    ToolDefinition,
+    ToolOptions,
+    ToolResult,
+    ToolSpec,
+    function_spec,
+    with_options,
+)
 
 F = TypeVar("F", bound=Callable[..., Awaitable[ToolResult]])
 
@@ -60,6 +74,38 @@ class ToolPackage:
     def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
         spec = function_spec(_translated(getattr(self, name)), options=options)
         return replace(spec, source=self)
+
+
+def required_text(what: str, text: str, most: int, cure: str = "send less of it") -> str:
+    """Return an argument that must be there.
+
+    Raises:
+        ToolError: it is empty, or longer than `most` characters; `cure` says what to do then.
+    """
+    if not text:
+        raise ToolError(f"{what} is required", code=ErrorCode.INVALID_ARGUMENTS)
+    if len(text) > most:
+        said = f"{what} has {len(text)} characters, and may have {most}; {cure}"
+        raise ToolError(said, code=ErrorCode.INVALID_ARGUMENTS)
+    return text
+
+
+async def run_script(runtime: Any, what: str, source: str, ctx: ToolContext, **options: Any) -> ExecutionResult:
+    """Run a script of ours in a sandbox, without tools, as a part of the call `ctx`. `runtime`: a Runtime of any kind.
+
+    Raises:
+        ToolError: there is no sandbox for `what`.
+    """
+    context = RunContext(user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id))
+    execute = functools.partial(
+        runtime.execute_code, source, tools=(), lint="off", check_types=False, context=context, **options
+    )
+    try:
+        is_async = inspect.iscoroutinefunction(runtime.execute_code)
+        result: ExecutionResult = await (execute() if is_async else daemon_threads.run_sync(execute))
+    except SandboxUnavailable as exc:
+        raise ToolError(f"no sandbox for the {what}: {exc}", code=ErrorCode.UNAVAILABLE, retryable=True) from exc
+    return result
 
 
 def offered_by(package: type[ToolPackage]) -> Iterator[tuple[str, ToolOptions]]:

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 from toolcell.builtin.chunking import DEFAULT_SIZES, ChunkSizes
 from toolcell.builtin.indexing import index_document
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, required_text
 from toolcell.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.builtin.stores.records import Document
 from toolcell.errors import ToolError
@@ -56,13 +56,7 @@ class Remember(ToolPackage):
             content: The text to save. Write it so that it can be understood on its own.
         """
         text = for_terminal(content).strip()  # no store keeps NUL, and nobody should find invisible text
-        if not text:
-            raise ToolError("content is required", code=ErrorCode.INVALID_ARGUMENTS)
-        if len(text) > MAX_CHARS:
-            raise ToolError(
-                f"content has {len(text)} characters, and may have {MAX_CHARS}; save it in parts",
-                code=ErrorCode.INVALID_ARGUMENTS,
-            )
+        required_text("content", text, MAX_CHARS, "save it in parts")
         title = text.splitlines()[0][:TITLE_CHARS]
         document = Document(title=title, source=SOURCE, content=text)
         done = await index_document(self._store, self._embeddings, document, sizes=self._sizes)

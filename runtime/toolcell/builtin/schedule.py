@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, required_text
 from toolcell.builtin.recurrence import (
     UTC,
     Frequency,
@@ -293,13 +293,9 @@ def _checked(make: Callable[[], Any]) -> Any:
 def _described(description: str) -> str:
     text = " ".join(description.split())
     _checked(lambda: check_text("description", text))
-    if not text:
-        raise ToolError("description is required", code=_INVALID)
-    if len(text) > MAX_DESCRIPTION_CHARS:
-        raise ToolError(f"description has {len(text)} characters, more than {MAX_DESCRIPTION_CHARS}", code=_INVALID)
     if text == ALL:
         raise ToolError(f"description {ALL!r} stands for all actions; say what is done", code=_INVALID)
-    return text
+    return required_text("description", text, MAX_DESCRIPTION_CHARS)
 
 
 def _check_prompt(text: str) -> None:

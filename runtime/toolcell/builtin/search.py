@@ -11,7 +11,7 @@ from pydantic import Field
 
 from toolcell.builtin.chunking import split
 from toolcell.builtin.http import fetcher
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, required_text
 from toolcell.builtin.web.policy import WebPolicy
 from toolcell.calls.concurrency import run_in_thread
 from toolcell.errors import EmbeddingError, ToolError, UsageError
@@ -112,11 +112,7 @@ class WebSearch(ToolPackage):
             query: What to look for, as one would type it into a search engine.
             limit: How many results at most.
         """
-        query = " ".join(query.split())
-        if not query:
-            raise ToolError("query is required", code="invalid_arguments")
-        if len(query) > MAX_QUERY_CHARS:
-            raise ToolError(f"the query has {len(query)} characters, and may have {MAX_QUERY_CHARS}")
+        query = required_text("query", " ".join(query.split()), MAX_QUERY_CHARS)
         most = HITS if limit <= 10 else limit
         hits = await self._engine.search(query, most)
         if not hits:

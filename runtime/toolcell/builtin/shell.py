@@ -6,31 +6,27 @@ The files of the workspace are copied in before and copied out after: no program
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from toolcell.builtin import in_shell
 from toolcell.builtin.file import Roots, in_thread
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, run_script
 from toolcell.builtin.workspace import Workspace, parse_path
-from toolcell.calls.call import RunScope
 from toolcell.config import Limits
-from toolcell.errors import SandboxUnavailable, ToolError, UsageError
+from toolcell.errors import ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.support import daemon_threads
 from toolcell.support.checks import check_seconds
 from toolcell.support.lru import Lru
 from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.sync import SyncRuntime
-from toolcell.tools import CodeRuntime, ErrorCode, RunContext, Status, Text, ToolContext, ToolResult
+from toolcell.tools import CodeRuntime, ErrorCode, Status, Text, ToolContext, ToolResult
 
 TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 300.0
@@ -144,7 +140,7 @@ class Shell(ToolPackage):
             "DIRECTORIES": list(copy.directories),
             "KEEPS": self._directories is not None,
         }
-        result = await self._run(inputs, copy, limits, ctx)
+        result = await run_script(self._runtime, "command", SOURCE, ctx, inputs=inputs, files=copy.files, limits=limits)
         if result.outcome is Outcome.TIMEOUT:
             return failed(f"command timed out after {timeout_s:g}s", "", status=Status.TIMEOUT, code=ErrorCode.TIMEOUT)
         if not result.ok or not is_answer(result.value):
@@ -177,29 +173,6 @@ class Shell(ToolPackage):
         return own.model_copy(
             update={"wall_s": timeout_s + GRACE_S, "files": MAX_FILES, "files_bytes": own.disk_bytes, "tool_calls": 0}
         )
-
-    async def _run(self, inputs: Mapping[str, Any], copy: Copy, limits: Limits, ctx: ToolContext) -> ExecutionResult:
-        execute: Any = functools.partial(
-            self._runtime.execute_code,
-            SOURCE,
-            inputs=inputs,
-            files=copy.files,
-            tools=(),
-            limits=limits,
-            lint="off",
-            check_types=False,
-            context=RunContext(
-                user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
-            ),
-        )
-        try:
-            if inspect.iscoroutinefunction(self._runtime.execute_code):
-                result: ExecutionResult = await execute()
-            else:
-                result = await daemon_threads.run_sync(execute)
-        except SandboxUnavailable as exc:
-            raise ToolError(f"no sandbox for the command: {exc}", code=ErrorCode.UNAVAILABLE, retryable=True) from exc
-        return result
 
     def _directory(self, key: tuple[str, str]) -> str:
         return "" if self._directories is None else self._directories.get(key, "")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import inspect
 import json
 import os
 import uuid
@@ -14,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from toolcell.builtin.file import in_thread
-from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.package import ToolPackage, offered, required_text, run_script
 from toolcell.builtin.skill_folder import (
     MAX_DESCRIPTION,
     MAX_NAME,
@@ -27,13 +25,12 @@ from toolcell.builtin.skill_folder import (
 from toolcell.builtin.stores.protocols import STORES, SkillStore
 from toolcell.builtin.stores.records import Scored, Skill, now
 from toolcell.builtin.workspace import Workspace
-from toolcell.calls.call import RunScope, ScriptRuntime
-from toolcell.errors import SandboxUnavailable, ToolError, UsageError
-from toolcell.support import daemon_threads
+from toolcell.calls.call import ScriptRuntime
+from toolcell.errors import ToolError, UsageError
 from toolcell.support.checks import check_does
 from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.support.text import for_terminal, one_line
-from toolcell.tools import ErrorCode, RunContext, ToolContext, ToolResult, ToolSpec
+from toolcell.tools import ErrorCode, ToolContext, ToolResult, ToolSpec
 
 TOP: Final = 5
 MAX_ITEMS: Final = 100
@@ -192,17 +189,13 @@ class Skills(ToolPackage):
             references: New references.
         """
         skill = await self._get(id)
-        changes: dict[str, Any] = {}
-        for key, text, most in (
+        texts = (
             ("name", name, MAX_NAME),
             ("description", description, MAX_DESCRIPTION),
             ("instructions", instructions, MAX_TEXT),
-        ):
-            if text is not None:
-                changes[key] = _text(key, text, most)
-        for key, items in (("tags", tags), ("tools", tools)):
-            if items is not None:
-                changes[key] = _list(key, items)
+        )
+        changes: dict[str, Any] = {key: _text(key, text, most) for key, text, most in texts if text is not None}
+        changes |= {key: _list(key, items) for key, items in (("tags", tags), ("tools", tools)) if items is not None}
         if model is not None:
             changes["model"] = for_terminal(model)[:MAX_NAME]
         if references is not None:
@@ -232,12 +225,11 @@ class Skills(ToolPackage):
             scripts = [path for path, digest in known.items() if digest and path.endswith(".py")]
             raise ToolError(f"no script {one_line(script, 80)}; this skill has: {', '.join(scripts) or 'none'}")
         files = await in_thread(self._files_of, skill)
-        execute: Any = functools.partial(
-            self._runtime.execute_code,
+        result = await run_script(
+            self._runtime,
+            "script",
             RUN_SCRIPT,
-            tools=(),
-            lint="off",
-            check_types=False,
+            ctx,
             files=[(f"{slug(skill.name)}/{path}", data) for path, data in files.items()],
             inputs={
                 "FOLDER": slug(skill.name),
@@ -245,15 +237,7 @@ class Skills(ToolPackage):
                 "ARGUMENTS": [str(each) for each in arguments or []],
                 "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]},
             },
-            context=RunContext(
-                user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
-            ),
         )
-        try:
-            is_async = inspect.iscoroutinefunction(self._runtime.execute_code)
-            result = await (execute() if is_async else daemon_threads.run_sync(execute))
-        except SandboxUnavailable as exc:
-            raise ToolError(f"no sandbox for the script: {exc}", code=ErrorCode.UNAVAILABLE, retryable=True) from exc
         value = {
             "exit_code": result.value if type(result.value) is int else 1,
             "stdout": result.logs.stdout,
@@ -397,12 +381,7 @@ def _lines(found: list[Scored[Skill]]) -> Iterator[str]:
 
 
 def _text(what: str, text: str, most: int) -> str:
-    text = for_terminal(text).strip()
-    if not text:
-        raise ToolError(f"{what} is required", code=ErrorCode.INVALID_ARGUMENTS)
-    if len(text) > most:
-        raise ToolError(f"{what} has {len(text)} characters, and {most} is the limit", code=ErrorCode.INVALID_ARGUMENTS)
-    return text
+    return required_text(what, for_terminal(text).strip(), most)
 
 
 def _list(what: str, items: list[str] | None) -> tuple[str, ...]:

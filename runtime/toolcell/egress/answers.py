@@ -27,6 +27,8 @@ class Inflater:
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
         self._is_new = True
+        self._is_over = False
+        """Something else than another member of gzip stands behind the data: it means nothing."""
         self._left = b""
 
     def feed(self, data: bytes) -> None:
@@ -39,13 +41,12 @@ class Inflater:
         Raises:
             ToolError: the data is damaged.
         """
-        while self._left:
-            if self._zlib.eof:  # members of gzip may stand one behind the other
-                self._zlib, self._is_new = zlib.decompressobj(_GZIP_OR_ZLIB), True
-            if self._is_new:
+        while self._left and not self._is_over:
+            if self._is_new or self._zlib.eof:
                 if len(self._left) < 2:
                     return b""
-                self._choose()
+                if not self._choose():
+                    continue
             try:
                 made = self._zlib.decompress(self._left, PIECE_BYTES)
             except zlib.error as exc:
@@ -55,17 +56,23 @@ class Inflater:
                 return made
         return b""
 
-    def _choose(self) -> None:
-        """By the name deflate, servers mean two formats; the first two bytes tell."""
+    def _choose(self) -> bool:
+        """Begin the data, or another member of gzip; False when none follows.
+
+        By the name deflate, servers mean two formats; the first two bytes tell.
+        """
+        is_gzip = self._left[:2] == b"\x1f\x8b"
         is_zlib = self._left[0] & 0x0F == 8 and int.from_bytes(self._left[:2], "big") % 31 == 0
-        if not is_zlib and self._left[:2] != b"\x1f\x8b":
-            self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._is_new = False
+        self._is_over = not (self._is_new or is_gzip)
+        if not self._is_over:
+            self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB if is_gzip or is_zlib else -zlib.MAX_WBITS)
+            self._is_new = False
+        return not self._is_over
 
     @property
     def is_whole(self) -> bool:
         """True when the data has ended where a body may end."""
-        return self._zlib.eof or self._is_new
+        return self._zlib.eof or (self._is_new and not self._left)
 
 
 def inflater_for(encoding: str) -> Inflater | None:

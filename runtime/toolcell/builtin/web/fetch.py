@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,10 @@ import httpcore
 import httpx
 
 from toolcell.builtin.web.policy import WebPolicy
+from toolcell.egress.answers import Inflater
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.echoes import Echoes
-from toolcell.egress.failures import REFUSED
+from toolcell.egress.failures import PROTOCOL, REFUSED
 from toolcell.egress.overrides import check_long_form
 from toolcell.egress.request import HttpRequest
 from toolcell.egress.resolver import Resolver
@@ -28,6 +28,7 @@ from toolcell.errors import ToolError
 from toolcell.support.log import quiet_loggers
 from toolcell.support.lru import Lru
 from toolcell.support.token_bucket import TokenBucket
+from toolcell.tools import ErrorCode
 
 # Read a body up to a bound, also a compressed one: a few kilobytes can decompress to gigabytes.
 
@@ -35,9 +36,6 @@ from toolcell.support.token_bucket import TokenBucket
 ACCEPT_ENCODING = "gzip, deflate"
 """What `BodyDecoder` decompresses without ever making more than was asked for. Brotli's library cannot do that."""
 
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-_RAW_DEFLATE = -zlib.MAX_WBITS
-_GZIP_MARK = b"\x1f\x8b"
 _COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd", "dcb", "dcz"})
 
 
@@ -62,21 +60,10 @@ class BodyDecoder:
         names = [name for each in encoding.split(",") if (name := each.strip().lower()) in _COMPRESSIONS]
         if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
             raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
-        self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB) if names else None
-        self._is_unknown = names == ["deflate"]
-        """Servers mean two formats by this name; the first two bytes tell."""
-        self._head = b""
+        self._inflater = Inflater() if names else None
         self._max_bytes = max_bytes
         self._content = bytearray()
         self._received = 0
-        self._after_member = b""
-        """The first byte behind a member of gzip: another one may follow, or something that means nothing."""
-        self._is_over = False
-
-    @property
-    def room(self) -> int:
-        """Bytes that may still come."""
-        return self._max_bytes - len(self._content)
 
     def feed(self, data: bytes) -> bool:
         """Take the next piece; False when there is no room for more.
@@ -85,50 +72,20 @@ class BodyDecoder:
             ToolError: the data is damaged.
         """
         self._received += len(data)
-        if self._zlib is None:
-            fits = len(data) <= self.room
-            self._content += data[: self.room]
-            return fits
-        if self._is_unknown:
-            data = self._head = self._head + data
-            if len(data) < 2:
-                return True
-            self._choose_format(data)
-        data, self._after_member = self._after_member + data, b""
-        while data and not self._is_over:
-            if self._zlib.eof:  # gzip files may stand one behind the other; anything else there is ignored
-                if len(data) < len(_GZIP_MARK):
-                    self._after_member = data
-                    break
-                if not data.startswith(_GZIP_MARK):
-                    self._is_over = True
-                    break
-                self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
-            out = self._decompress(data)
-            self._content += out[: self.room]
-            if len(out) > self.room or self._zlib.unconsumed_tail:
+        if self._inflater is None:
+            self._content += data
+            return len(self._content) <= self._max_bytes
+        self._inflater.feed(data)
+        while made := self._inflater.next_piece():
+            self._content += made
+            if len(self._content) > self._max_bytes:
                 return False
-            data = self._zlib.unused_data
-        # Empty gzip members decompress to nothing for ever.
-        return self._received <= self._max_bytes + 1024
-
-    def _choose_format(self, head: bytes) -> None:
-        is_zlib = head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
-        if not is_zlib and head[:2] != b"\x1f\x8b":
-            self._zlib = zlib.decompressobj(_RAW_DEFLATE)
-        self._is_unknown = False
-
-    def _decompress(self, data: bytes) -> bytes:
-        assert self._zlib is not None
-        try:
-            return self._zlib.decompress(data, self.room + 1)
-        except zlib.error as exc:
-            raise ToolError(f"the body cannot be decompressed: {exc}") from exc
+        return self._received <= self._max_bytes + 1024  # empty gzip members decompress to nothing for ever
 
     def finish(self, is_whole: bool) -> Body:
         """Return what came."""
-        is_cut = self._zlib is not None and not self._zlib.eof and self._received > 0
-        return Body(bytes(self._content), truncated=is_cut or not is_whole)
+        is_cut = self._inflater is not None and not self._inflater.is_whole
+        return Body(bytes(self._content[: self._max_bytes]), truncated=is_cut or not is_whole)
 
 
 async def read_body(stream: AsyncIterable[bytes], encoding: str, max_bytes: int) -> Body:
@@ -328,7 +285,7 @@ class Fetcher:
             message = self._echoes.clean_text(f"no answer from {url[:200]} in {seconds:g} s")
             raise ToolError(message, code="timeout", retryable=True) from exc
         except ToolError as exc:
-            code = "not_permitted" if exc.code == REFUSED else exc.code
+            code = {REFUSED: "not_permitted", PROTOCOL: ErrorCode.TOOL_ERROR}.get(exc.code, exc.code)
             raise ToolError(self._echoes.clean_text(exc.message), code=code, retryable=exc.retryable) from None
 
     @asynccontextmanager
