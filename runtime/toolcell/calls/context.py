@@ -35,7 +35,6 @@ from toolcell.support import event_loop
 from toolcell.support.checks import check_kind
 from toolcell.support.log import logger_of
 from toolcell.support.token_bucket import TokenBucket
-from toolcell_bridge.wire.frozen import frozen
 
 logger = logger_of("toolcell.tools")
 
@@ -48,18 +47,6 @@ BURST = 20
 """Updates let through at once before the rate applies; later ones replace each other until there is room."""
 MAX_UPDATE_CHARS = 200_000
 MAX_PIECE_CHARS = 8_000
-
-
-@frozen
-class Update:
-    """One partial result."""
-
-    text: str | None = None
-    details: Any = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, without what is None."""
-        return {key: value for key, value in {"text": self.text, "details": self.details}.items() if value is not None}
 
 
 class ProgressReporter:
@@ -75,7 +62,7 @@ class ProgressReporter:
         self._bucket = TokenBucket(1 / UPDATES_PER_S, BURST)
         self._thread = threading.get_ident()
         self._token = anyio.lowlevel.current_token()
-        self._waiting: Update | None = None
+        self._waiting: dict[str, Any] | None = None
         self.ignored = 0
         """Updates that came after the tool was done."""
 
@@ -106,12 +93,12 @@ class ProgressReporter:
             self._emit(TOOL_OUTPUT, {"text": text[start : start + MAX_PIECE_CHARS]})
         return _Later(self._wait_for_room)
 
-    def _accept(self, update: Update) -> None:
+    def _accept(self, update: dict[str, Any]) -> None:
         if self._closed:
             self.ignored += 1
         elif self._has_room():
             self._waiting = None
-            self._emit(TOOL_UPDATE, update.to_dict())
+            self._emit(TOOL_UPDATE, update)
         else:
             self._waiting = update
 
@@ -125,7 +112,7 @@ class ProgressReporter:
     def close(self) -> None:
         """Let the last update that waited for room through, and no other after it."""
         if self._waiting is not None:
-            self._emit(TOOL_UPDATE, self._waiting.to_dict())
+            self._emit(TOOL_UPDATE, self._waiting)
             self._waiting = None
         self._closed = True
         self._emit, self._wait_for_room = lambda kind, update: None, anyio.lowlevel.checkpoint
@@ -143,7 +130,8 @@ class _Later:
             yield from self._wait().__await__()
 
 
-def _as_update(partial: object, details: Any) -> Update:
+def _as_update(partial: object, details: Any) -> dict[str, Any]:
+    """Shape: {"text", "details"}, without what is None."""
     text: str | None
     match partial:
         case ToolResult():
@@ -160,7 +148,8 @@ def _as_update(partial: object, details: Any) -> Update:
         details = details[:MAX_UPDATE_CHARS]
     elif details is not None and not _is_short(details):
         details = f"({type(details).__name__} too large to show)"
-    return Update(None if text is None else text[:MAX_UPDATE_CHARS], details)
+    given = {"text": None if text is None else text[:MAX_UPDATE_CHARS], "details": details}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _is_short(value: Any) -> bool:
@@ -427,20 +416,18 @@ class Completion:
             logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
             return _Later()
         self._used = True
-        jobs = state.jobs if self._job is not None else None
-        if self._job is not None and jobs is not None and _needs_time(self._call, result):
-            jobs.conclude(self._job, partial(concluded, self._call, result))
-            return _Later(self._job.wait)
+        job, jobs = self._job, state.jobs
         if _needs_time(self._call, result):
-            return _begun(self._deliver(result))
+            if job is None or jobs is None:
+                return _begun(self._deliver(result))
+            jobs.conclude(job, partial(concluded, self._call, result))
+            return _Later(job.wait)
         result = finalize(result, self._call, 0.0)
-        if self._job is not None and jobs is not None:
-            jobs.finish(self._job, result)
+        if job is not None and jobs is not None:
+            jobs.finish(job, result)
             return _Later()
         delivery = self._call.deliver(result)
-        if inspect.iscoroutine(delivery):
-            return _begun(delivery)
-        return delivery or _Later()
+        return _begun(delivery) if inspect.iscoroutine(delivery) else delivery or _Later()
 
     async def _deliver(self, result: ToolResult) -> None:
         await maybe_await(self._call.deliver(await concluded(self._call, result)))

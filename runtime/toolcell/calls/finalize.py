@@ -208,34 +208,24 @@ def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
     if size > limit:
         failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)
         return failure, False
-    room = _Room(limit)
-    error = room.cut_error(result.error) if result.error is not None else None
-    parts = tuple(Text(room.cut(part.text)) if isinstance(part, Text) else part for part in result.parts)
-    for_user = cut_bytes(result.for_user, limit)[0] if result.for_user else result.for_user
-    if not room.was_cut and for_user == result.for_user:
-        return result, False
-    return dataclasses.replace(result, error=error, parts=parts, for_user=for_user), True
+    left, was_cut, error = limit, False, result.error
 
-
-class _Room:
-    """What is left for the text of a result."""
-
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-        self.was_cut = False
-
-    def cut(self, text: str) -> str:
-        kept, was_cut = cut_bytes(text, self._left)
-        self._left = max(0, self._left - len(kept.encode("utf-8", "replace")))
-        self.was_cut = self.was_cut or was_cut
+    def cut(text: str) -> str:
+        nonlocal left, was_cut
+        kept, is_cut = cut_bytes(text, left)
+        left, was_cut = max(0, left - len(kept.encode("utf-8", "replace"))), was_cut or is_cut
         return kept
 
-    def cut_error(self, error: ToolFailure) -> ToolFailure:
-        limit, message = self._left, self.cut(error.message)
-        details = error.details
-        if details and len(to_json(plain_or_text(dict(details))).encode("utf-8", "replace")) > limit:
-            self.was_cut, details = True, {"truncated": True}
-        return dataclasses.replace(error, message=message, details=details)
+    if error is not None:
+        room, details = left, error.details
+        error = dataclasses.replace(error, message=cut(error.message))
+        if details and len(to_json(plain_or_text(dict(details))).encode("utf-8", "replace")) > room:
+            was_cut, error = True, dataclasses.replace(error, details={"truncated": True})
+    parts = tuple(Text(cut(part.text)) if isinstance(part, Text) else part for part in result.parts)
+    for_user = cut_bytes(result.for_user, limit)[0] if result.for_user else result.for_user
+    if not was_cut and for_user == result.for_user:
+        return result, False
+    return dataclasses.replace(result, error=error, parts=parts, for_user=for_user), True
 
 
 def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:

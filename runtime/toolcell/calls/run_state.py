@@ -161,7 +161,6 @@ class RunState:
         self.workers: Workers | None = None
         """Workers of tools that do the work themselves; made at the first call."""
         self._orchestrators: dict[tuple[int, bool], Workers] = {}
-        self._hook_lock: anyio.Lock | None = None
 
     def fresh(self) -> RunState:
         """Return the state of another run with the same settings and jobs, and as much to use."""
@@ -191,12 +190,10 @@ class RunState:
             self._orchestrators[key] = Workers(min(PLAN_ORCHESTRATORS, count) if in_plan else count)
         return self._orchestrators[key]
 
-    @property
+    @cached_property
     def hook_lock(self) -> anyio.Lock:
         """Held while hooks run: they never overlap within a run."""
-        if self._hook_lock is None:
-            self._hook_lock = anyio.Lock()
-        return self._hook_lock
+        return anyio.Lock()
 
     @contextmanager
     def cancellable(self, deadline: float = math.inf) -> Iterator[anyio.CancelScope]:

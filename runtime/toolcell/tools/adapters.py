@@ -149,7 +149,8 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
     elif callable(getattr(tool, "definitions", None)) and callable(getattr(tool, "execute", None)):
         yield from _object_specs(tool)
     elif hasattr(tool, "parameters") and hasattr(tool, "description") and hasattr(tool, "name"):
-        yield _simple_spec(tool)
+        read = [each() if callable(each) else each for each in (tool.name, tool.description, tool.parameters)]
+        yield _object_spec(tool, ToolDefinition(*read))
     elif callable(tool):
         yield function_spec(tool)
     else:
@@ -378,14 +379,6 @@ def _object_specs(tool: Any) -> Iterator[ToolSpec]:
         )
     for definition in definitions:
         yield _object_spec(tool, definition, definition.name)
-
-
-def _simple_spec(tool: Any) -> ToolSpec:
-    return _object_spec(tool, ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters)))
-
-
-def _read(attribute: Any) -> Any:
-    return attribute() if callable(attribute) else attribute
 
 
 def _object_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:

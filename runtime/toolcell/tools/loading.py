@@ -25,7 +25,9 @@ def load_tools(source: str) -> ToolRegistry:
         UsageError: it cannot be loaded or offers no tool.
         RegistrationError: a tool's definition is wrong.
     """
-    target, attribute = _split(source)
+    target, _, attribute = source.rpartition(":")
+    if not (target and attribute.isidentifier()):
+        target, attribute = source, ""
     module = _load(target)
     if attribute:
         value = getattr(module, attribute, None)
@@ -40,11 +42,6 @@ def load_tools(source: str) -> ToolRegistry:
     if distinct:
         raise UsageError(f"--tools {source}: it has several registries; name one as {target}:{next(iter(registries))}")
     return _registry_from(module, source)
-
-
-def _split(source: str) -> tuple[str, str]:
-    target, _, attribute = source.rpartition(":")
-    return (target, attribute) if target and attribute.isidentifier() else (source, "")
 
 
 def _load(target: str) -> ModuleType:
