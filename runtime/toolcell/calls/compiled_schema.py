@@ -15,7 +15,7 @@ from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.calls.schema import dicts_in
-from toolcell.calls.values import LARGE_ELEMENTS
+from toolcell.calls.values import LARGE_ELEMENTS, with_leaves
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
 
@@ -133,37 +133,12 @@ def equality_key(value: Any) -> Any:
 
     It is a text, whose hash nobody can guess: numbers that collide would keep a set busy.
     """
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return f"s{value}"
-        case int():
-            return f"n{value}"
-    pieces = ["c"]
-    _spell(value, pieces)
-    return "".join(pieces) if isinstance(value, list | dict) else f"n{pieces[1][:-1]}"
-
-
-def _spell(value: Any, pieces: list[str]) -> None:
-    match value:
-        case dict():
-            pieces.append("{")
-            for name in sorted(value):
-                _spell(name, pieces)
-                _spell(value[name], pieces)
-            pieces.append("}")
-        case list():
-            pieces.append("[")
-            for each in value:
-                _spell(each, pieces)
-            pieces.append("]")
-        case str():
-            pieces.append(json.dumps(value))
-        case float() if value.is_integer():
-            pieces.append(f"{int(value)},")
-        case _:
-            pieces.append(f"{value!r},")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return f"s{value}"
+    same = with_leaves(value, lambda leaf: int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf)
+    return f"n{json.dumps(same, sort_keys=True, default=repr)}"
 
 
 # Patterns: those that only count characters are counted, and those that take long are named. jsonschema-rs compiles

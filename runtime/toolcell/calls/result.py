@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
-from toolcell.calls.values import bytes_in, described_bytes, leaves_in, plain_or_text, readable_leaf, with_leaves
+from toolcell.calls.values import bytes_in, described_bytes, plain_or_text, readable_leaf, values_in, with_leaves
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief, check_kind, check_one_of, text_of
 from toolcell.support.text import cut_text
@@ -455,7 +455,7 @@ def to_json(value: Any) -> str:
 
 def without_bytes(value: Any) -> Any:
     """Return data with what a model reads in place of bytes, such as `(image/png, 69 bytes)`, and of tables."""
-    return with_leaves(value, _readable) if next(leaves_in(value, bytes | Array | Table), None) is not None else value
+    return with_leaves(value, _readable) if next(values_in(value, bytes | Array | Table), None) is not None else value
 
 
 def _readable(leaf: Any) -> Any:

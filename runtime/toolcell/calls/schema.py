@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from toolcell.calls.values import values_in
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.tables import TABLES
 
@@ -98,22 +99,9 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> Schem
     return made
 
 
-SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
-"""What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
-
-
 def dicts_in(value: Any) -> Iterator[Mapping[str, Any]]:
     """Iterate over every object in plain data, in its order: of a schema, over its parts and some more."""
-    left = [value]
-    while left:
-        each = left.pop()
-        items = each
-        if type(each) is dict or isinstance(each, Mapping):
-            yield each
-            items = [*each.values()]
-        elif type(each) is not list and not isinstance(each, list | tuple):
-            continue
-        left += [item for item in reversed(items) if type(item) not in SCALARS]
+    return values_in(value, dict | Mapping)
 
 
 def pointed(root: Any, reference: str) -> Any:

@@ -91,20 +91,10 @@ def _not_among(asked: Sequence[Any], value: Any) -> str:
 
 
 def _wrong_type(asked: Iterable[str], value: Any) -> str:
-    match value:
-        case None:
-            kind = "null"
-        case bool():
-            kind = f"boolean ({'true' if value else 'false'})"
-        case str():
-            kind = f"string ({quoted(value)})"
-        case int() | float():
-            kind = f"number ({value})"
-        case list():
-            kind = "array"
-        case _:
-            kind = "object"
-    return f"must be {' or '.join(sorted(asked))}, not {kind}"
+    kinds = ("null", "boolean", "string", "number", "array")
+    kind = next((each for each in kinds if MATCHES[each](value)), "object")
+    shown = f" ({value if kind == 'number' else quoted(value)})" if kind in kinds[1:4] else ""
+    return f"must be {' or '.join(sorted(asked))}, not {kind}{shown}"
 
 
 def _miscounted(keyword: str) -> Sentence:

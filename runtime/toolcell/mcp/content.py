@@ -23,7 +23,7 @@ from mcp_types import (
 
 from toolcell.calls.result import without_bytes
 from toolcell.calls.schema import mentions_bytes
-from toolcell.calls.values import bytes_in, leaves_in
+from toolcell.calls.values import bytes_in, values_in
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
 from toolcell.support.about_tables import table_with_rows
 from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
@@ -142,7 +142,7 @@ def _fits(value: Any) -> bool:
 def _rows_may_fit(value: Any) -> bool:
     """Return whether the rows of all tables, which may be far more than their bytes, may have room. Makes none."""
     left = VALUE_BYTES
-    for table in leaves_in(value, Array | Table):
+    for table in values_in(value, Array | Table):
         left -= table.cells
         if left < 0 or table.plain_bytes > VALUE_BYTES:
             return False
