@@ -39,6 +39,8 @@ WALL_S: Final = 30.0
 MEMORY_BYTES: Final = 1 << 30
 IDLE_S: Final = 60.0
 """After which nobody is expected to ask for a process again."""
+KILLED: Final = -math.inf
+"""Since when a killed process is idle."""
 STEPS_PER_S: Final = 150_000
 """What a run is charged for a second of a process, in values that were looked at."""
 BATCH: Final = 64
@@ -141,6 +143,7 @@ class _Process:
         """End it, without waiting until it has freed its memory."""
         self._socket.close()
         self._process.kill()
+        self.idle_since = KILLED
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -170,8 +173,8 @@ class _Process:
                 raise EOFError
 
 
-_idle: list[_Process] = []
-_killed: list[_Process] = []
+_kept: list[_Process] = []
+"""Those that nobody uses, and those that were killed, until they have ended."""
 _lock = threading.Lock()
 _ending: threading.Timer | None = None
 """Ends idle processes: without it one that nobody asks for again would stay, or be a zombie."""
@@ -188,10 +191,9 @@ def _end_idle_since(moment: float) -> None:
         if _ending is not None:
             _ending.cancel()
             _ending = None
-        ended = [*_killed, *(each for each in _idle if (each.idle_since or 0) <= moment)]
-        _idle[:] = [each for each in _idle if each not in ended]
-        _killed.clear()
-        if _idle:
+        ended = [each for each in _kept if (each.idle_since or 0) <= moment]
+        _kept[:] = [each for each in _kept if each not in ended]
+        if _kept:
             _end_later()
     for process in ended:
         process.kill()
@@ -211,10 +213,9 @@ def _end_later() -> None:
 def _forget_all() -> None:
     global _lock, _ending
     _lock, _ending = threading.Lock(), None
-    for process in (*_idle, *_killed):
+    for process in _kept:
         process.forget()
-    _idle.clear()
-    _killed.clear()
+    _kept.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -224,29 +225,29 @@ atexit.register(end_idle)
 
 def _take() -> _Process:
     with _lock:
-        _killed[:] = [each for each in _killed if not each.has_ended]
-        while _idle:
-            process = _idle.pop()
-            if not process.has_ended:
-                return process
+        for process in [each for each in _kept if each.has_ended]:
             process.kill()
+            _kept.remove(process)
+        for process in reversed(_kept):
+            if process.idle_since != KILLED:
+                _kept.remove(process)
+                return process
     return _Process()
 
 
 def _give_back(process: _Process) -> None:
     process.idle_since = time.monotonic()
     with _lock:
-        if len(_idle) < MAX_PROCESSES:
-            _idle.append(process)
-            _end_later()
-            return
-    _kill(process)
+        if sum(each.idle_since != KILLED for each in _kept) >= MAX_PROCESSES:
+            process.kill()
+        _kept.append(process)
+        _end_later()
 
 
 def _kill(process: _Process) -> None:
     process.kill()
     with _lock:
-        _killed.append(process)
+        _kept.append(process)
         _end_later()
 
 

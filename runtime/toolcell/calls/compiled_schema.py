@@ -128,6 +128,9 @@ KEYWORDS: Final[dict[str, Any]] = {
 """By their names, as the library asks for them."""
 
 
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, default=repr)
+
+
 def equality_key(value: Any) -> Any:
     """Return what two values have in common when JSON takes them for equal, and only then.
 
@@ -138,7 +141,7 @@ def equality_key(value: Any) -> Any:
     if isinstance(value, str):
         return f"s{value}"
     same = with_leaves(value, lambda leaf: int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf)
-    return f"n{json.dumps(same, sort_keys=True, default=repr)}"
+    return f"n{_ENCODER.encode(same)}"
 
 
 # Patterns: those that only count characters are counted, and those that take long are named. jsonschema-rs compiles

@@ -337,8 +337,7 @@ class ToolContext:
         if jobs is not None:
             return ToolResult.async_(ack, job_id=jobs.start(call, finished, timeout_s).id)
 
-        async def alone() -> ToolResult:
-            return await run_alone(call.name, finished, timeout_s)
+        alone = partial(run_alone, call.name, finished, timeout_s)
 
         async def delivered() -> None:
             await maybe_await(call.deliver(await alone()))

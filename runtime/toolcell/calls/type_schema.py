@@ -344,18 +344,18 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
 
     It raises `BadValue` where nothing can be made of what was received.
     """
-    if kind in TABLES:
-        return lambda value: _checked(name, kind, value)
-    method = _METHODS[_name_of(kind)]
+    method = _METHODS.get(_name_of(kind))
 
     def make(value: Any) -> Any:
-        if value is None:
-            return None
         made = value
-        if isinstance(value, Array | Table):
+        if method is not None and isinstance(value, Array | Table):
             made = getattr(value, method)() if hasattr(value, method) else value.to_numpy()
-        if isinstance(made, kind):
+        if made is None or isinstance(made, kind):
             return made
+        if method is None:
+            shown = type(value).__name__
+            said = f"must be {kind.__qualname__}, not {shown}; only a script can send one"
+            raise BadValue(ValueProblem((name,), said))
         try:
             if method == "to_arrow":
                 return importlib.import_module("pyarrow").Table.from_pylist(made)
@@ -367,10 +367,3 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
             raise BadValue(ValueProblem((name,), f"is not a {kind.__qualname__}: {said}")) from exc
 
     return make
-
-
-def _checked(name: str, kind: type, value: Any) -> Any:
-    if value is None or isinstance(value, kind):
-        return value
-    shown = type(value).__name__
-    raise BadValue(ValueProblem((name,), f"must be {kind.__qualname__}, not {shown}; only a script can send one"))
