@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from toolcell import ToolDefinition, ToolRegistry
-from toolcell.calls.dialects import DialectName
+from toolcell.calls.definition import DialectName
 from toolcell.calls.schema_walk import ValueCheck
 from toolcell.tools import Tool
 

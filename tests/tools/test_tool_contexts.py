@@ -397,7 +397,7 @@ async def test_work_elsewhere_that_never_calls_back_ends_as_a_timeout(monkeypatc
     async def start(args: dict[str, Any], callback: Any) -> ToolResult:
         return ToolResult.async_("started")
 
-    monkeypatch.setattr("toolcell.calls.jobs.JOB_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("toolcell.calls.run_state.JOB_TIMEOUT_S", 0.02)
     registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
     async with JobTable() as jobs:
         pending = await registry.dispatch("start", {}, context=RunContext(state=_with_jobs(jobs)))
@@ -424,7 +424,7 @@ async def test_a_job_that_has_ended_keeps_its_end_when_its_handle_is_called_late
         completed.append(result.text)
 
     if end == "timed out":
-        monkeypatch.setattr("toolcell.calls.jobs.JOB_TIMEOUT_S", 0.01)
+        monkeypatch.setattr("toolcell.calls.run_state.JOB_TIMEOUT_S", 0.01)
     registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
     async with JobTable() as jobs:
         run = RunContext(state=_with_jobs(jobs), on_complete=on_complete)

@@ -27,9 +27,9 @@ from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE
 from toolcell.calls.finalize import finalize, finalize_soon, may_be_data, show_user, with_data
 from toolcell.calls.hooks import after_hooks, show_after_hooks
-from toolcell.calls.jobs import Job, Work, contained, run_alone
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.run_state import Job, Work, contained, run_alone
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support import event_loop
 from toolcell.support.checks import check_kind

@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from toolcell.calls.definition import ToolDefinition, ToolDescriptionWarning
     from toolcell.calls.events import Event, EventBus
     from toolcell.calls.hooks import approval_hook
-    from toolcell.calls.jobs import JobTable
     from toolcell.calls.options import CallPolicy, Origin, ToolOptions
     from toolcell.calls.result import ErrorCode, File, Image, Part, Status, Text, TokenUsage, ToolFailure, ToolResult
-    from toolcell.calls.run_state import Budget, Secrets
+    from toolcell.calls.run_state import Budget, JobTable, Secrets
     from toolcell.tools.adapters import (
         AgentTool,
         FunctionTool,
@@ -104,11 +103,10 @@ else:
             "toolcell.calls.definition": "ToolDefinition ToolDescriptionWarning",
             "toolcell.calls.events": "Event EventBus",
             "toolcell.calls.hooks": "approval_hook",
-            "toolcell.calls.jobs": "JobTable",
             "toolcell.calls.arguments": "ToolCall decode_tool_call",
             "toolcell.calls.options": "CallPolicy Origin ToolOptions",
             "toolcell.calls.result": "ErrorCode File Image Part Status Text TokenUsage ToolFailure ToolResult",
-            "toolcell.calls.run_state": "Budget Secrets",
+            "toolcell.calls.run_state": "Budget JobTable Secrets",
             "toolcell.tools.adapters": (
                 "AgentTool FunctionTool SimpleTool Tool ToolObject function_spec is_async keyword_invoke "
                 "positional_spec with_options"
