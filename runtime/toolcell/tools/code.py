@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from toolcell.calls.call import CallableTools, RunContext
@@ -18,7 +18,7 @@ from toolcell.calls.result import ErrorCode, File, Text, ToolResult, to_json
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, RepairedCall
 from toolcell.results.effects import shown_effects
 from toolcell.support.checks import brief
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
@@ -343,26 +343,18 @@ class _Printed:
 
 def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variables: bool = False) -> ToolResult:
     """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
-    logs = _logs(result) if with_logs else ""
+    more = _sections(result, with_logs=with_logs, with_variables=with_variables)
     files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
-    details = result.to_dict()
+    given: dict[str, Any] = {"value": result.value, "has_value": result.has_value, "files": files}
     if result.ok:
         said = _value_text(result.value) if result.has_value else NO_RESULT
-        text = said + _warnings(result) + _types(result) + _repair(result) + _draft(result) + _files(result) + logs
-        return ToolResult(
-            parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
-        )
-    code = _OWN_CODES.get(result.outcome, str(result.outcome))
+        return ToolResult(parts=(Text(said + more),), details=result.to_dict(), **given)
     return ToolResult.fail(
-        describe_failure(result)
-        + (_variables(result) if with_variables else "")
-        + (_types(result) + _repair(result) + _draft(result) + _partial_result(result) + _files(result) + logs),
-        code=code,
-        value=result.value,
-        has_value=result.has_value,
-        files=files,
-        details=details,
+        describe_failure(result) + more,
+        code=_OWN_CODES.get(result.outcome, str(result.outcome)),
+        details=result.to_dict(),
         facts={"outcome": str(result.outcome)},
+        **given,
     )
 
 
@@ -385,44 +377,33 @@ def describe_failure(result: ExecutionResult) -> str:
     return f"{said}\n\ntool calls already made: {made}{more}"
 
 
-def _warnings(result: ExecutionResult) -> str:
-    """Name the limits that a script met which came to its end."""
-    return "".join(f"\n\nwarning: {each}" for each in result.warnings)
+def _sections(result: ExecutionResult, *, with_logs: bool, with_variables: bool) -> str:
+    """Return what is told after the value or the failure: limits that were met all the same, variables where it failed,
+    findings about types, calls of the script before, what a dry run collected, files, and what was printed."""
+    rows = [f"warning: {each}" for each in result.warnings] if result.ok else []
+    frames = result.error.frames if with_variables and result.error is not None else ()
+    values = [f"  {name} = {text}" for name, text in frames[-1].locals.items()] if frames else []
+    rows += ["\n".join(["variables where it failed:", *values])] if values else []
+    if result.type_findings and result.outcome is not Outcome.DENIED:
+        rows.append(f"the types of the script look wrong: {shown_findings(result.type_findings)}")
+    if result.repair is not None:
+        reused, orphaned = _counts(result.repair.reused), _counts(result.repair.orphaned)
+        rows += [f"answered with the results of the script before, and not made again: {reused}"] if reused else []
+        rows += [f"made by the script before, and still in effect: {orphaned}"] if orphaned else []
+    rows += [shown_effects(result.effects, is_whole=result.ok)] if result.draft_id else []
+    if result.has_value and not result.ok:
+        rows.append(f"result set before the failure: {_value_text(result.value)}")
+    kept = [f"{file.name} ({file.media_type}, {file.size} bytes)" for file in result.files if not file.problem]
+    lost = [f"{file.name}: {file.problem}" for file in result.files if file.problem]
+    rows += [f"files returned: {', '.join(kept)}"] if kept else []
+    rows += [f"files not returned: {'; '.join(lost)}"] if lost else []
+    logs = cut_text(clean(result.logs.text).rstrip("\n"), MAX_LOG_CHARS)[0] if with_logs else ""
+    rows += [f"logs:\n{logs}"] if logs else []
+    return "".join(f"\n\n{row}" for row in rows)
 
 
-def _types(result: ExecutionResult) -> str:
-    """List what is wrong with the types of a script that ran all the same."""
-    if not result.type_findings or result.outcome is Outcome.DENIED:
-        return ""
-    return f"\n\nthe types of the script look wrong: {shown_findings(result.type_findings)}"
-
-
-def _repair(result: ExecutionResult) -> str:
-    """Say which calls of the script before were not made again, and which of its writes stay."""
-    repair = result.repair
-    if repair is None:
-        return ""
-    reused, orphaned = Counter(each.tool for each in repair.reused), Counter(each.tool for each in repair.orphaned)
-    said = (
-        f"\n\nanswered with the results of the script before, and not made again: {_counts(reused)}" if reused else ""
-    )
-    return said + (f"\n\nmade by the script before, and still in effect: {_counts(orphaned)}" if orphaned else "")
-
-
-def _draft(result: ExecutionResult) -> str:
-    """List what a dry run collected."""
-    return f"\n\n{shown_effects(result.effects, is_whole=result.ok)}" if result.draft_id else ""
-
-
-def _counts(tools: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in tools.items())
-
-
-def _variables(result: ExecutionResult) -> str:
-    """List the variables of the innermost frame, for a model that repairs its script."""
-    frames = result.error.frames if result.error is not None else ()
-    rows = [f"  {name} = {text}" for name, text in frames[-1].locals.items()] if frames else []
-    return "\n\nvariables where it failed:\n" + "\n".join(rows) if rows else ""
+def _counts(calls: Iterable[RepairedCall]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in Counter(each.tool for each in calls).items())
 
 
 def _value_text(value: Any) -> str:
@@ -436,23 +417,3 @@ def _limit_reached(error: ErrorInfo) -> str:
     if error.limit is None or error.limit in error.message:
         return ""
     return f"\nthe run's limit {error.limit} is {error.limit_value:.16g}, and {error.used:.16g} was in use"
-
-
-def _partial_result(result: ExecutionResult) -> str:
-    return f"\n\nresult set before the failure: {_value_text(result.value)}" if result.has_value else ""
-
-
-def _files(result: ExecutionResult) -> str:
-    """List the returned files by name, type and size, and those that were not returned."""
-    kept = [f"{file.name} ({file.media_type}, {file.size} bytes)" for file in result.files if not file.problem]
-    lost = [f"{file.name}: {file.problem}" for file in result.files if file.problem]
-    returned = f"\n\nfiles returned: {', '.join(kept)}" if kept else ""
-    return returned + (f"\n\nfiles not returned: {'; '.join(lost)}" if lost else "")
-
-
-def _logs(result: ExecutionResult) -> str:
-    text, _ = cut_text(clean(result.logs.text).rstrip("\n"), MAX_LOG_CHARS)
-    return f"\n\nlogs:\n{text}" if text else ""
-
-
-# A question to a person
