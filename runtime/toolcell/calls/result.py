@@ -381,20 +381,14 @@ class ToolResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; bytes become sizes, `exc` is left out."""
         plain: dict[str, Any] = {"status": str(self.status), "parts": [plain_part(part) for part in self.parts]}
-        if self.error is not None:
-            plain["error"] = self.error.to_dict()
-        if self.has_value:
-            plain["value"] = self.value
+        plain |= {"error": self.error.to_dict()} if self.error is not None else {}
+        plain |= {"value": self.value} if self.has_value else {}
         optional = {"details": plain_or_text(self.details), "for_user": self.for_user, "job_id": self.job_id}
         plain |= {key: value for key, value in optional.items() if value is not None}
         plain |= {key: True for key, flag in {"silent": self.silent, "terminate": self.terminate}.items() if flag}
-        if self.files:
-            plain["files"] = [plain_part(file) for file in self.files]
-        meta = self.meta
-        plain["meta"] = {"call_id": meta.call_id, "tool": meta.tool, "duration_ms": meta.duration_ms}
-        if meta.truncated:
-            plain["meta"]["truncated"] = True
-        return plain
+        plain |= {"files": [plain_part(file) for file in self.files]} if self.files else {}
+        meta = self.meta._asdict()
+        return plain | {"meta": {name: each for name, each in meta.items() if name != "truncated" or each}}
 
 
 class _Default:

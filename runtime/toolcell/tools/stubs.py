@@ -12,11 +12,11 @@ import re
 import textwrap
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.schema import pointed
+from toolcell.calls.schema import dicts_in, pointed
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_count, check_one_of
 from toolcell.support.lru import Lru
@@ -44,18 +44,6 @@ def is_identifier(name: str) -> bool:
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping as it is, and {} for anything else."""
     return value if isinstance(value, Mapping) else {}
-
-
-def names_in(schema: Any) -> Iterator[str]:
-    """Return every key at any depth of a schema: its fields are among them."""
-    rest = [schema]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, Mapping):
-            yield from (key for key in each if isinstance(key, str))
-            rest += each.values()
-        elif isinstance(each, list):
-            rest += each
 
 
 class StubTypes:
@@ -227,9 +215,7 @@ def python_module(tools: Iterable[Described], asynchronous: bool = False) -> str
 
     `asynchronous`: as `async def`, for scripts that use `await call_tool_async(...)`.
     """
-    given = [*tools]
-    types = _types(given)
-    text = _write_stubs(given, types, asynchronous)
+    types, text = _write_stubs(tools, asynchronous=asynchronous)
     return "\n\n\n".join(filter(None, (types.imports(text), text)))
 
 
@@ -238,9 +224,7 @@ def checked_module(tools: Iterable[Described]) -> str:
 
     They take what a sandbox takes: values in order, and any mapping or sequence of the right kind.
     """
-    given = [*tools]
-    types = _types(given, lenient=True)
-    text = _write_stubs(given, types, False, "tools")
+    types, text = _write_stubs(tools, "tools", lenient=True)
     return "\n".join((types.imports(text), text))
 
 
@@ -249,8 +233,7 @@ def python_stubs(tools: Iterable[Described]) -> str:
 
     The tools of a namespace stand together, in a class of its name.
     """
-    given = [*tools]
-    return _write_stubs(given, _types(given), False)
+    return _write_stubs(tools)[1]
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
@@ -267,16 +250,16 @@ def python_signature(definition: ToolDefinition, returns: Mapping[str, Any] | No
     return f"{definition.name}({', '.join(parameters)}) -> {returned}"
 
 
-def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
-    taken = set[str]()
-    for definition, returns in tools:
-        taken.update(map(python_name, definition.name.split(".")), names_in(definition.parameters), names_in(returns))
-    return StubTypes(taken, lenient)
-
-
-def _write_stubs(tools: Iterable[Described], types: StubTypes, asynchronous: bool, inside: str = "") -> str:
-    blocks, spaces = list[str](), dict[str, Any]()
-    for definition, returns in tools:
+def _write_stubs(
+    tools: Iterable[Described], inside: str = "", *, lenient: bool = False, asynchronous: bool = False
+) -> tuple[StubTypes, str]:
+    """Return the types of a module of stubs, and its text without imports. `inside`: the class that holds them all."""
+    given, taken = [*tools], set[str]()
+    for definition, returns in given:
+        taken.update(map(python_name, definition.name.split(".")))
+        taken.update(key for part in dicts_in([definition.parameters, returns]) for key in part)
+    types, blocks, spaces = StubTypes(taken, lenient), list[str](), dict[str, Any]()
+    for definition, returns in given:
         stub = _Stub(definition, returns, types, asynchronous)
         *path, _ = [*([inside] if inside else []), *definition.name.split(".")]
         space, qualified = spaces, ""
@@ -293,7 +276,7 @@ def _write_stubs(tools: Iterable[Described], types: StubTypes, asynchronous: boo
             space[definition.name] = f"@{types.visible('staticmethod')}\n{text}"
         else:
             blocks.append(text)
-    return "\n\n\n".join(_namespace(each, spaces[each]) if each in spaces else each for each in blocks)
+    return types, "\n\n\n".join(_namespace(each, spaces[each]) if each in spaces else each for each in blocks)
 
 
 def _namespace(qualified: str, members: Mapping[str, Any]) -> str:
