@@ -236,8 +236,9 @@ class JobTable:
         if self._scopes and self._idle is not None:
             with anyio.CancelScope(shield=True):
                 await self._idle.wait()
-        if self._own is not None:
-            await self._own.__aexit__(*exc_info)
+        if (own := self._own) is not None:
+            self._tasks = self._own = None
+            await own.__aexit__(*exc_info)
         if self._failure is not None:
             raise self._failure
 
