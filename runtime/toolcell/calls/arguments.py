@@ -1,4 +1,4 @@
-"""From received arguments to those a tool may be given: parse, prepare, check against the schema, say what is wrong.
+"""From a model's call to what a tool may be given: parse, prepare, check against the schema, say what is wrong.
 
 The JSON Schema work is jsonschema-rs (Rust, compiled once per tool).
 """

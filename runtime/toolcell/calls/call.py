@@ -1,7 +1,7 @@
-"""The record of one call, the run it belongs to, and the protocols of those who watch it and answer it.
+"""The record of one call, the run it belongs to, and those who watch it and answer it: features and hooks.
 
-Knows no registered tool. The pipeline alone (`pipeline` and its step `execution`) writes a `Call`; hooks and observers
-read it, and a tool gets a `ToolContext`.
+Knows no registered tool. The pipeline alone writes a `Call`; hooks and observers read it, and a tool gets a
+`ToolContext`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known about a tool besides its definition: who may call it, how long, how many at once.
+"""What is known about a tool besides its definition: who may call it, how long, how many at once; and the rules.
 
-Data only. The pipeline and batches act on it; the model never sees it.
+The pipeline and batches act on it; the model never sees it.
 """
 
 from __future__ import annotations

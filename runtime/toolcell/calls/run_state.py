@@ -1,4 +1,4 @@
-"""What the calls of one run share and change: budget, secrets, cancellation, workers, and their place among callers.
+"""What the calls of one run share and change: budget, secrets, cancellation, workers, background jobs.
 
 Knows no single call. One `RunState` belongs to one event loop.
 """
