@@ -20,7 +20,7 @@ from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import SYNONYMS, brief, fields_known
 from toolcell.support.spelling import suggestion
-from toolcell.tools.spec import Decode, Invoke, ParameterError, ToolSpec
+from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
@@ -262,7 +262,8 @@ def _decoder(signature: Signature) -> Decode | None:
                 try:
                     made[name] = convert(made[name])
                 except ValidationError as exc:
-                    raise ParameterError(name, exc) from None
+                    exc.add_note(name)  # its path begins there
+                    raise
         return made
 
     return decode

@@ -20,7 +20,7 @@ from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import MAX_NAME_CHARS, ToolDefinition, check_definition
 from toolcell.calls.options import CallPolicy, Coercion, Extras, Origin, ToolOptions
 from toolcell.calls.result import ErrorCode, Status, ToolResult
-from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, Path, ValueProblem
+from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, ValueProblem
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.flows import flow_of
 from toolcell.support.checks import check_count, check_does, check_kind, check_one_of, check_seconds
@@ -30,7 +30,7 @@ from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    pass
 
 Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any]], Any]
@@ -40,15 +40,6 @@ Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
 Proceed = Callable[[], Awaitable[ToolResult]]
 Middleware = Callable[[Call, Proceed], Awaitable[ToolResult]]
 """Around the execution of a call: `async def middleware(call, proceed): ...; return await proceed()`."""
-
-
-class ParameterError(ValueError):
-    """The type of one parameter refuses a value that fits its schema. Keeps pydantic's error until it is described."""
-
-    def __init__(self, name: str, error: ValidationError) -> None:
-        super().__init__(name)
-        self.name = name
-        self.error = error
 
 
 @frozen(kw_only=True)
@@ -131,7 +122,7 @@ class RegisteredTool:
             from pydantic import ValidationError
 
             # pydantic's errors take many times the memory of what was sent: they are not kept.
-            cause = None if isinstance(exc, ValidationError | ParameterError) else exc
+            cause = None if isinstance(exc, ValidationError) else exc
             raise ArgumentError(f'validation failed for tool "{self.name}":\n  - {_refusal(exc)}') from cause
 
     def renamed(self, name: str) -> RegisteredTool:
@@ -169,14 +160,12 @@ def _refusal(exc: ValueError | TypeError) -> str:
     """Say what a tool's own Python types found wrong with arguments that fit its schema."""
     from pydantic import ValidationError
 
-    above: Path = ()
-    if isinstance(exc, ParameterError):
-        above, exc = (exc.name,), exc.error
     if not isinstance(exc, ValidationError):
         return str(exc)[:MAX_MESSAGE_CHARS]
     if (count := exc.error_count()) > MAX_LISTED_ERRORS:
         return f"{count} validation errors for {exc.title[:MAX_STEP_CHARS]}"
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
+    above = getattr(exc, "__notes__", ())
     named = [str(ValueProblem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
     if count > MAX_PROBLEMS:
         named.append("and more problems")
