@@ -486,14 +486,3 @@ class TakenNames:
                 if each in self._known and each in self._namespaces:
                     alike = f"the namespace of {self._namespaces[each]!r}"
                     raise RegistrationError(f"tool {self._known[each]!r} has the name of {alike}; rename one of them")
-
-
-def check_collisions(new: Iterable[str], tools: Mapping[str, object]) -> None:
-    """Refuse names that a model or a script could take for one another. Two names of one tool may be alike.
-
-    `tools`: what there will be, the new names among it, each with something that is equal for names of one tool.
-
-    Raises:
-        RegistrationError: two names differ in case or signs only, or a name is also a namespace.
-    """
-    TakenNames(tools).add(new, tools.__getitem__)

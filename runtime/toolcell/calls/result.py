@@ -387,8 +387,9 @@ class ToolResult:
         plain |= {key: value for key, value in optional.items() if value is not None}
         plain |= {key: True for key, flag in {"silent": self.silent, "terminate": self.terminate}.items() if flag}
         plain |= {"files": [plain_part(file) for file in self.files]} if self.files else {}
-        meta = self.meta._asdict()
-        return plain | {"meta": {name: each for name, each in meta.items() if name != "truncated" or each}}
+        meta = self.meta
+        own = {"call_id": meta.call_id, "tool": meta.tool, "duration_ms": meta.duration_ms}
+        return plain | {"meta": own | ({"truncated": True} if meta.truncated else {})}
 
 
 class _Default:

@@ -23,7 +23,6 @@ from toolcell.calls.definition import (
     ProviderToolDef,
     TakenNames,
     ToolDefinition,
-    check_collisions,
     warn_about_description,
 )
 from toolcell.calls.events import EventBus
@@ -44,8 +43,8 @@ from toolcell.tools.spec import (
     RegistrySettings,
     RegistryState,
     ToolSpec,
+    check_collisions,
     compile_tool,
-    identities,
     settings_of,
 )
 from toolcell.tools.stubs import SHOWN_CHARS, Detail, python_module, tools_text
@@ -825,7 +824,7 @@ class ToolRegistry:
             for name, tool in other._state.tools.items():
                 if tools.setdefault(name, tool).identity is not tool.identity:
                     raise RegistrationError(f"two registries offer a tool {name!r}")
-        check_collisions(tools, identities(tools))
+        check_collisions(tools.keys(), tools)
         return self._derived(tools, *others)
 
     def _derived(self, tools: Mapping[str, RegisteredTool], *others: ToolRegistry) -> ToolRegistry:

@@ -19,7 +19,6 @@ from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import (
     MAX_NAME_CHARS,
     ToolDefinition,
-    check_collisions,
     check_definition,
     check_name,
     provider_name,
@@ -33,7 +32,7 @@ from toolcell.support.files import read_regular_file, write_file
 from toolcell.support.packing import text_digest
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
-from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, compile_tool, identities
+from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, check_collisions, compile_tool
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
@@ -557,7 +556,7 @@ def _check_next(script: SavedScript, saved: Sequence[SavedScript], state: Regist
     if not saved or saved[-1].digest != script.digest:
         versions[max(versions, default=0) + 1] = script
     made = {tool.name: tool for tool in _tools_of_versions(versions, state, target)}
-    check_collisions([*made], identities({**state.tools, **made}))
+    check_collisions(made, {**state.tools, **made})
 
 
 def _versions(name: str, state: RegistryState) -> dict[int, SavedScript]:

@@ -17,7 +17,7 @@ from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
 from toolcell.calls.call import NO_FEATURES, Call, Feature, Features, Hook, RunContext
 from toolcell.calls.concurrency import ToolIdentity
 from toolcell.calls.context import ToolContext
-from toolcell.calls.definition import MAX_NAME_CHARS, ToolDefinition, check_definition
+from toolcell.calls.definition import MAX_NAME_CHARS, TakenNames, ToolDefinition, check_definition
 from toolcell.calls.options import CallPolicy, Coercion, Extras, Origin, ToolOptions
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, ValueProblem
@@ -394,9 +394,15 @@ def _described(name: str, text: str, parameters_json: str) -> ToolDefinition:
     return ToolDefinition(name, text, json.loads(parameters_json))
 
 
-def identities(tools: Mapping[str, RegisteredTool]) -> dict[str, object]:
-    """Return what tells tools apart, by name. Names of one tool have the same."""
-    return {name: tool.identity for name, tool in tools.items()}
+def check_collisions(new: Iterable[str], tools: Mapping[str, RegisteredTool]) -> None:
+    """Refuse names that a model or a script could take for one another. Two names of one tool may be alike.
+
+    `tools`: what there will be, the new names among it.
+
+    Raises:
+        RegistrationError: two names differ in case or signs only, or a name is also a namespace.
+    """
+    TakenNames(tools).add(new, lambda name: tools[name].identity)
 
 
 def permits_all(policies: tuple[CallPolicy, ...], tool: RegisteredTool, origin: Origin) -> bool:
