@@ -89,10 +89,11 @@ async def as_script(recorder: Recorder, registry: ToolRegistry, names: list[str]
     """Make the calls of one run as the host of a script makes them."""
     context = RunContext()
     message = RunScript(1, "call_tool('act')", {}, "act", "off", 1, 1, 1, 7, 1e9)
-    beginning = recorder.beginning(
+    record = recorder.beginning(
         message, limits=LIMITS, policy=POLICY, registry=registry.snapshot(), context=context, files=()
     )
-    observer = ScriptRecording(lambda _: beginning, False)
+    record.writes_ends_later = True
+    observer = ScriptRecording(lambda _: record, False)
     if (noted := observer.script_sent()) is not None:
         await noted
     for number, name in enumerate(names):

@@ -91,9 +91,8 @@ class Ledger:
         files = [GuestFile(name, data) for name, data in fields.pop("files", ())]
         entries = anyio.run(recorder.file_entries, files, context)
         options = {"limits": Limits(), "policy": Policy(hash_seed=1), "files": entries, **fields}
-        beginning = recorder.beginning(message, registry=self.registry.snapshot(), context=context, **options)
-        record = beginning.write(wait=True)
-        assert record is not None
+        record = recorder.beginning(message, registry=self.registry.snapshot(), context=context, **options)
+        assert record.begin(wait=True)
         return record
 
     def run(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from toolcell.audit import cutting, records
-from toolcell.audit.config import ToolContent
+from toolcell.audit import cutting
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord, records_of_calls
@@ -87,8 +86,8 @@ class Recorder:
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
         egress: Sequence[Mapping[str, Any]] = (),
-    ) -> Beginning:
-        """Return what is to be recorded of a script that is about to run. `files` are its `file_entries`.
+    ) -> RunRecord:
+        """Return the record of a script that is about to run. `files` are its `file_entries`.
 
         `egress`: the rules about its requests.
         """
@@ -103,8 +102,9 @@ class Recorder:
         """Return what records a script's run, from the moment on at which the script was sent."""
         script, context, message, tools = run.script, run.context, run.message, run.tools
         entries = await self.file_entries(script.files, context) if script.files else []
-        return ScriptRecording(
-            lambda sandbox: self.beginning(
+
+        def make(sandbox: Sandbox | None) -> RunRecord:
+            record = self.beginning(
                 message,
                 limits=script.limits,
                 policy=policy,
@@ -114,9 +114,11 @@ class Recorder:
                 sandbox=sandbox,
                 environment=environment,
                 egress=egress,
-            ),
-            run.is_large,
-        )
+            )
+            record.writes_ends_later = self.log.config.fsync != "always"
+            return record
+
+        return ScriptRecording(make, run.is_large)
 
     @asynccontextmanager
     async def observe(
@@ -127,9 +129,9 @@ class Recorder:
         `link`: names the run that it goes on from.
         """
         context = context.within(link=link or RunLink())
-        beginning = self._beginning(context, kind)
-        record = beginning.write() or await daemon_threads.run_sync(beginning.write, True)
-        assert record is not None
+        record = self._beginning(context, kind)
+        if not record.begin():
+            await daemon_threads.run_sync(record.begin, True)
         try:
             yield record.context
         except BaseException as exc:
@@ -149,7 +151,7 @@ class Recorder:
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
-    ) -> Beginning:
+    ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
         script: tuple[Any, ...] = (None, None, None, None)
         own: tuple[Any, ...] = (None, None, None)
@@ -176,8 +178,8 @@ class Recorder:
             _who(context),
             records_of_calls("decisions", link.decisions, self._content_of, self.log, redactor) if link else {},
         )
-        shared = tuple(each for each in (tools, settings) if each is not None)
-        return Beginning(self.log, shared, fields, self._content_of, context, redactor)
+        shared = {each.digest: each.packed for each in (tools, settings) if each is not None}
+        return RunRecord(self.log, self._content_of, context, redactor, fields, shared)
 
     def _redactor_of(self, secrets: Mapping[str, str]) -> Redactor:
         if not secrets:
@@ -253,33 +255,6 @@ class _Shared:
     """The objects whose ids are in the key; kept alive so that no other object gets the same id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The first event of a run, to be written."""
-
-    log: AuditLog
-    shared: tuple[_Shared, ...]
-    fields: tuple[Any, ...]
-    content_of: Callable[[str], ToolContent]
-    context: RunContext
-    redactor: Redactor
-
-    def write(self, wait: bool = False) -> RunRecord | None:
-        """Write it. None: another process must be waited for, and `wait` is false.
-
-        Raises:
-            AuditError: it could not be written.
-        """
-        for each in self.shared:
-            if not self.log.keep_blob(each.digest, each.packed, wait=wait):
-                return None
-        write = self.log.append if wait else self.log.try_append
-        run = write(records.RUN_STARTED, 0, self.fields, self.redactor)
-        if run is None:
-            return None
-        return RunRecord(self.log, self.content_of, run, self.context, self.redactor)
-
-
 def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) -> list[Any]:
     """Shape: [[name, size, sha256, content or None]]."""
     left = MAX_FILES_BYTES
@@ -320,11 +295,11 @@ class ScriptRecording(RunPart):
     host that is killed in between leaves a start without an end, never an effect without a record.
     """
 
-    __slots__ = ("_begin", "_is_large", "_record", "_sandbox")
+    __slots__ = ("_is_large", "_make", "_record", "_sandbox")
 
-    def __init__(self, begin: Callable[[Sandbox | None], Beginning], is_large: bool) -> None:
-        """`is_large`: a thread writes the start of the run."""
-        self._begin, self._is_large = begin, is_large
+    def __init__(self, make: Callable[[Sandbox | None], RunRecord], is_large: bool) -> None:
+        """`make` returns the record, which begins here. `is_large`: a thread writes the start of the run."""
+        self._make, self._is_large = make, is_large
         self._sandbox: Sandbox | None = None
         self._record: RunRecord | None = None
 
@@ -336,26 +311,23 @@ class ScriptRecording(RunPart):
         """Record the start of the run."""
         if self._is_large:
             return self._begin_large()
-        beginning = self._begin(self._sandbox)
-        if (record := beginning.write()) is None:
-            return self._begin_later(beginning)
-        self._keep(beginning, record)
+        record = self._make(self._sandbox)
+        if not record.begin():
+            return self._begin_later(record)
+        self._record = record
         return None
 
-    async def _begin_later(self, beginning: Beginning) -> None:
-        self._keep(beginning, await daemon_threads.run_sync(beginning.write, True))
+    async def _begin_later(self, record: RunRecord) -> None:
+        await daemon_threads.run_sync(record.begin, True)
+        self._record = record
 
     async def _begin_large(self) -> None:
-        def begin() -> tuple[Beginning, RunRecord | None]:
-            beginning = self._begin(self._sandbox)
-            return beginning, beginning.write(wait=True)
+        def begin() -> RunRecord:
+            record = self._make(self._sandbox)
+            record.begin(wait=True)
+            return record
 
-        self._keep(*await daemon_threads.run_large(begin))
-
-    def _keep(self, beginning: Beginning, record: RunRecord | None) -> None:
-        assert record is not None
-        self._record = record
-        record.writes_ends_later = beginning.log.config.fsync != "always"
+        self._record = await daemon_threads.run_large(begin)
 
     def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
         """Return a context whose calls are recorded."""
@@ -389,6 +361,6 @@ class ScriptRecording(RunPart):
     async def failed(self, error: BaseException) -> None:
         """Record that the run has no result."""
         if self._record is None and isinstance(error, SandboxUnavailable):
-            self._record = await daemon_threads.run_sync(self._begin(self._sandbox).write, True)
+            await self._begin_later(self._make(self._sandbox))
         if self._record is not None:
             await daemon_threads.run_sync(self._record.failed, error)

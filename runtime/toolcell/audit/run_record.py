@@ -45,25 +45,28 @@ MAX_FRAMES = 30
 
 
 class RunRecord(Feature):
-    """The records of one run that still runs."""
+    """The records of one run, from `begin` on."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_numbers",
-        "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
+        "_calls", "_content_of", "_context", "_failed_calls", "_fields", "_log", "_numbers",
+        "_observed", "_redactor", "_run", "_shared", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
     def __init__(
         self,
         log: AuditLog,
         content_of: Callable[[str], ToolContent],
-        run: int,
         context: RunContext,
         redactor: Redactor,
+        fields: tuple[Any, ...],
+        shared: Mapping[str, bytes],
     ) -> None:
+        """`fields`: of its first event. `shared`: what it has in common with other runs, by digest."""
         self._log = log
         self._content_of = content_of
-        self._run = run
+        self._run = 0
         self._redactor = redactor
+        self._fields, self._shared = fields, shared
         self._numbers: dict[int, int] = {}
         self._calls = 0
         self._failed_calls = 0
@@ -76,6 +79,21 @@ class RunRecord(Feature):
         self._observed: RunContext | None = None
         self._unwritten_ends: list[tuple[int, Any]] = []
         """Time of each end, and its record's fields or the call to make them from."""
+
+    def begin(self, wait: bool = False) -> bool:
+        """Write the first event. False: another process must be waited for, and `wait` is false.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        for digest, packed in self._shared.items():
+            if not self._log.keep_blob(digest, packed, wait=wait):
+                return False
+        write = self._log.append if wait else self._log.try_append
+        run = write(records.RUN_STARTED, 0, self._fields, self._redactor)
+        if run is not None:
+            self._run, self._fields = run, ()
+        return run is not None
 
     @property
     def context(self) -> RunContext:
