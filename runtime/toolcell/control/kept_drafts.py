@@ -12,6 +12,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
+from toolcell.control.script_header import WHO
 from toolcell.errors import ResumeError, UnknownId, UsageError
 from toolcell.journal.database import DRAFT, Damaged, OpenJournal, RecordKind, Table, apply_record
 from toolcell.journal.identity import tool_digests
@@ -29,7 +30,6 @@ logger = logger_of("toolcell.control")
 COLLECTED, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"
 _NAME = re.compile(r"[0-9a-f]{16}")
 
-_USER: Final = ("user_id", "thread_id", "channel", "chat_id")
 
 EffectDecision = Approve | AlreadyMade
 
@@ -173,7 +173,7 @@ def _call(call: Call) -> dict[str, Any]:
         "args": to_plain(dict(call.args), "args"),
         "reason": call.approval_reason,
         "origin": str(call.origin),
-        "user": {name: getattr(call.run, name) for name in _USER},
+        "user": {name: getattr(call.run, name) for name in WHO},
         "run": call.run.scope.link.id if call.run.scope.link is not None else "",
         "above": sorted(map(str, call.run.scope.lineage.origins)),
         "digest": _digest(call.registry, call.name, call.origin),

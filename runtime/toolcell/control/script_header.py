@@ -49,12 +49,12 @@ def header_of(
     }
 
 
-_USER: Final = ("user_id", "thread_id", "channel", "chat_id")
+WHO: Final = ("user_id", "thread_id", "channel", "chat_id")
 
 
 def who_of(context: RunContext | None) -> dict[str, str]:
     """Return for whom a run is, as plain data."""
-    named = {name: getattr(context, name) for name in ("run_id", *_USER)} if context is not None else {}
+    named = {name: getattr(context, name) for name in ("run_id", *WHO)} if context is not None else {}
     return {name: value for name, value in named.items() if value}
 
 
@@ -62,7 +62,7 @@ def continued_context(journal: Journal, given: RunContext | None) -> RunContext:
     """Return the context of a run that goes on: for whom it was, whoever has it go on."""
     given = given or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
     who = journal.header.get("who") or {}
-    return given.child(**{name: who[name] for name in _USER if name in who})
+    return given.child(**{name: who[name] for name in WHO if name in who})
 
 
 def script_of(header: Mapping[str, Any], number: int = 0) -> Script:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -132,7 +133,7 @@ class RecordedRuns:
         """
         limit = wanted.limit or 0
         changes: dict[str, Any] = {"before": _position(cursor) if cursor is not None else None, "limit": limit + 1}
-        chosen = Filter(**{name: getattr(wanted, name) for name in wanted.__slots__} | changes)
+        chosen = replace(wanted, **changes)
         found = (await self._read(lambda index: index.runs(chosen)))[::-1]
         page = found[:limit]
         return page, _cursor(page[-1]) if len(found) > limit else None

@@ -17,7 +17,7 @@ from toolcell.calls.call import CallableTools, Meter, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.control.run_control import RESUMABLE, RunControl
-from toolcell.control.script_header import header_of, script_of
+from toolcell.control.script_header import WHO, header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
 from toolcell.journal.ledger import Journal
@@ -92,14 +92,7 @@ def context_again(before: RunContext | None) -> RunContext:
     """Return the context for a run that repeats or checks something: for the same user, and a run of its own."""
     if before is None:
         return RunContext()
-    again = RunContext(
-        secrets=before.secrets,
-        user_id=before.user_id,
-        thread_id=before.thread_id,
-        channel=before.channel,
-        chat_id=before.chat_id,
-        custom=before.custom,
-    )
+    again = RunContext(secrets=before.secrets, custom=before.custom, **{name: getattr(before, name) for name in WHO})
     return again.having(*(each for each in before.features if isinstance(each, Meter)))
 
 
