@@ -29,7 +29,7 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools.batch import ends_run
+from toolcell.tools.pipeline import ends_run
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

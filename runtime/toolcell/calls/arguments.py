@@ -80,7 +80,7 @@ def parse_json(text: str) -> tuple[Any, ParseMode]:
     text = text.removeprefix("\ufeff")
     if fenced := _FENCE.fullmatch(text.strip()):
         text = fenced["body"]
-    text = _MISTAKES.sub(_mended, text)
+    text = _MISTAKES.sub(lambda found: _escaped(found["string"]) if found["string"] is not None else "", text)
     try:
         return json.loads(text), ParseMode.REPAIRED
     except (ValueError, RecursionError):
@@ -100,9 +100,8 @@ def parse_json(text: str) -> tuple[Any, ParseMode]:
         return None, ParseMode.INVALID
 
 
-def _mended(mistake: re.Match[str]) -> str:
-    string = mistake["string"]
-    return "" if string is None else _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], string)
+def _escaped(string: str) -> str:
+    return _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], string)
 
 
 MAX_SHOWN_CHARS = 4_000

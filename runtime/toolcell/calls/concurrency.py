@@ -270,36 +270,28 @@ class ToolIdentity:
     __slots__ = ("__weakref__",)
 
 
-class _LoopLimits:
+class LoopLimits:
     """Groups, limits and threads of one event loop; they cannot be shared between loops."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Workers] = {}
+        """The one place of each exclusive group."""
         self.tools: WeakKeyDictionary[ToolIdentity, Workers] = WeakKeyDictionary()
         self.threads = Workers(MAX_THREADS)
         self.waiting_threads = WaitingThreads() if waiting_threads.IS_POSSIBLE and is_asyncio() else None
         self.no_limit = anyio.CapacityLimiter(math.inf)
 
 
-_loop_limits: anyio.lowlevel.RunVar[_LoopLimits] = anyio.lowlevel.RunVar("toolcell_limits")
+_loop_limits: anyio.lowlevel.RunVar[LoopLimits] = anyio.lowlevel.RunVar("toolcell_limits")
 
 
-def _limits() -> _LoopLimits:
+def loop_limits() -> LoopLimits:
+    """Return the limits of this event loop."""
     try:
         return _loop_limits.get()
     except LookupError:
-        _loop_limits.set(limits := _LoopLimits())
+        _loop_limits.set(limits := LoopLimits())
         return limits
-
-
-def exclusive_group(name: str) -> Workers:
-    """Return the one place of a group."""
-    return _limits().groups.setdefault(name, Workers(1))
-
-
-def own_workers(identity: ToolIdentity, count: int) -> Workers:
-    """Return the places of a tool with a limit of its own."""
-    return _limits().tools.setdefault(identity, Workers(count))
 
 
 # Threads
@@ -311,7 +303,7 @@ async def run_in_thread(function: Callable[[], Any], give_up: Callable[[ToolThre
     Cancellation: returns at once. A function that already runs goes on: its thread is given to `give_up` and keeps its
     place until the function returns.
     """
-    limits = _limits()
+    limits = loop_limits()
     await limits.threads.take()
     thread, is_left = ToolThread(function), False
     try:

@@ -233,17 +233,13 @@ def as_string(value: Any, lenient: bool) -> Any:
     return "" if lenient and value is None else MISSING
 
 
-def as_null(value: Any, lenient: bool) -> Any:
-    """An empty string, zero or false."""
-    return None if type(value) in (str, int, float, bool) and not value else MISSING
-
-
 CONVERSIONS: Mapping[str, Callable[[Any, bool], Any]] = {
     "number": as_number,
     "integer": as_integer,
     "boolean": as_boolean,
     "string": as_string,
-    "null": as_null,
+    # An empty string, zero or false.
+    "null": lambda value, lenient: None if type(value) in (str, int, float, bool) and not value else MISSING,
 }
 
 DECODED: Mapping[str, type] = {"object": dict, "array": list}

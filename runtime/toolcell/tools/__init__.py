@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         positional_spec,
         with_options,
     )
-    from toolcell.tools.batch import ends_run
     from toolcell.tools.code import (
         CODE_SCHEMA,
         CODE_TEXT,
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
         flows_of,
     )
     from toolcell.tools.loading import load_tools
-    from toolcell.tools.pipeline import check_arguments, run_call
+    from toolcell.tools.pipeline import check_arguments, ends_run, run_call
     from toolcell.tools.plan import MAX_STEPS, plan_of, plan_spec
     from toolcell.tools.registry import ToolRegistry, registry_of, tool
     from toolcell.tools.saved_script import SavedScript, load_scripts
@@ -111,7 +110,6 @@ else:
                 "AgentTool FunctionTool SimpleTool Tool ToolObject function_spec is_async keyword_invoke "
                 "positional_spec with_options"
             ),
-            "toolcell.tools.batch": "ends_run",
             "toolcell.tools.code": (
                 "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL CodeRuntime ExecuteCode "
                 "check_code_runtime code_result code_spec describe_code describe_failure "
@@ -119,7 +117,7 @@ else:
             ),
             "toolcell.tools.stubs": "DETAILS SHOWN_CHARS Detail check_shown_chars python_stubs shown_within",
             "toolcell.tools.loading": "load_tools",
-            "toolcell.tools.pipeline": "check_arguments run_call",
+            "toolcell.tools.pipeline": "check_arguments ends_run run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",
             "toolcell.tools.registry": "ToolRegistry registry_of tool",
             "toolcell.tools.saved_script": "SavedScript load_scripts",

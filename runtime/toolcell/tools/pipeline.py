@@ -12,7 +12,9 @@ import logging
 import math
 import time
 import types
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,9 +28,8 @@ from toolcell.calls.concurrency import (
     OF_THIS_PROCESS,
     ToolThread,
     Workers,
-    exclusive_group,
+    loop_limits,
     maybe_await,
-    own_workers,
     passes_on,
 )
 from toolcell.calls.context import ToolContext, current
@@ -71,7 +72,7 @@ from toolcell.calls.values import (
 )
 from toolcell.errors import AuditError, ToolAbort, ToolError
 from toolcell.support import daemon_threads
-from toolcell.support.event_loop import clock
+from toolcell.support.event_loop import BegunCoroutine, TimeSlice, clock
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.spec import Middleware, RegisteredTool, RegistryState, permits_all
@@ -600,9 +601,9 @@ def _own_places(call: Call, tool: RegisteredTool) -> Iterator[Workers]:
     """Iterate over what the call must take, but not over what a call above has taken: that one waits for this call."""
     group, most = tool.options.exclusive_group, tool.options.max_concurrency
     if group is not None and group not in call.held_groups:
-        yield exclusive_group(group)
+        yield loop_limits().groups.setdefault(group, Workers(1))
     if most is not None and not any(above.identity is tool.identity for above in call.callers):
-        yield own_workers(tool.identity, most)
+        yield loop_limits().tools.setdefault(tool.identity, Workers(most))
 
 
 async def _with_worker(
@@ -870,3 +871,141 @@ def _finish(call: Call, result: ToolResult) -> None:
     is_failure = result.status is not Status.OK and result.is_error
     if logger.isEnabledFor(logging.WARNING if is_failure else logging.INFO):
         log_end(call, result)
+
+
+# Several calls of one model response: tools overlap, everything around them happens in the order they were asked. Every
+# call gets exactly one result, at its own place, also when others fail
+
+
+Item = TypeVar("Item")
+
+OnResult = Callable[[Call, ToolResult], Awaitable[None]]
+"""Called with each result in source order, right after the end of its call."""
+
+ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
+
+
+async def run_batch(
+    state: RegistryState,
+    calls: Sequence[Call],
+    *,
+    sequential: bool = False,
+    limit: int | None = None,
+    on_result: OnResult | None = None,
+) -> list[ToolResult]:
+    """Run calls; result i belongs to call i. Those past `limit` are refused, not dropped.
+
+    Raises:
+        ToolAbort: a tool or hook ended the run; every call has its `result` all the same.
+
+    Cancellation: from above it passes through, with every call's end emitted and `result` set. `RunContext.cancel`
+    makes calls in flight and those to come return cancelled results.
+    """
+    allowed, surplus = calls[:limit], calls[limit:] if limit is not None else ()
+    try:
+        tools = (state.tools.get(call.name) for call in allowed)
+        if len(allowed) == 1 or sequential or any(tool and tool.options.mode == "sequential" for tool in tools):
+            results = await _one_by_one(state, allowed, on_result)
+        else:
+            results = await _overlapping(state, allowed, on_result)
+        return results + await _refuse_surplus(state, surplus, limit, on_result)
+    except BaseException as exc:
+        for call in calls:
+            await record_as_cancelled(call, exc)
+        raise
+
+
+async def _one_by_one(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+    turn = TimeSlice()
+    results = []
+    for call in calls:
+        results.append(await run_call(state, call))
+        if on_result is not None:
+            await on_result(call, results[-1])
+        if len(calls) > 1:
+            await turn.give_way()
+    return results
+
+
+async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+    turn = TimeSlice()
+    admitted = []
+    for call in calls:
+        admitted.append(await admit(state, call))
+        await turn.give_way()
+    results = [found if isinstance(found, ToolResult) else None for found in admitted]
+
+    async def perform_one(found: tuple[int, RegisteredTool]) -> None:
+        index, tool = found
+        await turn.give_way()
+        results[index] = await perform(state, calls[index], tool)
+
+    runnable = [(index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool)]
+    if len(runnable) == 1:
+        await perform_one(runnable[0])
+    else:
+        await together(perform_one, deque(runnable))
+    concluded = []
+    for call, result in zip(calls, results, strict=True):
+        assert result is not None
+        concluded.append(await conclude(state, call, result))
+        if on_result is not None:
+            await on_result(call, concluded[-1])
+        await turn.give_way()
+    return concluded
+
+
+async def together(perform: Callable[[Item], Coroutine[Any, Any, None]], ready: deque[Item]) -> None:
+    """Perform what is ready, each at once, and what becomes ready meanwhile.
+
+    One task takes one after another, until it has to wait: then another task goes on. What does not wait needs neither
+    a task nor a turn of the event loop. Each has a context of its own.
+    """
+    try:
+        async with anyio.create_task_group() as group:
+
+            async def go_on() -> None:
+                while ready:
+                    work, context = perform(ready.popleft()), copy_context()
+                    try:
+                        waits_for = context.run(work.send, None)
+                    except StopIteration:
+                        continue
+                    group.start_soon(go_on)
+                    await BegunCoroutine(work, waits_for, context)
+
+            await go_on()
+    except BaseExceptionGroup as failures:
+        raise _first_that_ends_run(failures) from None
+
+
+def _first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the exception of a group that ends the run, or the group itself when there is none."""
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            inner = _first_that_ends_run(exc)
+            if isinstance(inner, ENDS_RUN):
+                return inner
+        elif isinstance(exc, ENDS_RUN):
+            return exc
+    return group
+
+
+async def _refuse_surplus(
+    state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
+) -> list[ToolResult]:
+    message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
+    turn = TimeSlice()
+    results = []
+    for call in surplus:
+        refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
+        results.append(await refuse(state, call, refusal))
+        if on_result is not None:
+            await on_result(call, results[-1])
+        await turn.give_way()
+    return results
+
+
+def ends_run(results: Sequence[ToolResult]) -> bool:
+    """True when every result of a batch asks to stop the run; an empty batch never does."""
+    return bool(results) and all(result.terminate for result in results)

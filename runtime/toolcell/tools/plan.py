@@ -31,10 +31,9 @@ from toolcell.support.event_loop import TimeSlice
 from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
 from toolcell.tools.adapters import with_options
-from toolcell.tools.batch import run_batch, together
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
-from toolcell.tools.pipeline import answer_call, examine, run_call
-from toolcell.tools.spec import Offered, RegistryState, ToolSpec
+from toolcell.tools.pipeline import answer_call, examine, run_batch, run_call, together
+from toolcell.tools.spec import RegistryState, ToolSpec
 from toolcell_bridge.guest.placeholder import RESULT_OF, member_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
@@ -217,14 +216,9 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
         source=PLAN_TOOL,
         args_prefix=f"invalid {PLAN_TOOL} args: ",
         checked_schema=PLAN_CHECKED_SCHEMA,
-        describe=describe_plan,
+        describe=lambda offered: PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if offers(offered, CODE_TOOL) else ""),
         requires_result=True,
     )
-
-
-def describe_plan(offered: Offered) -> str:
-    """Describe `execute_plan` for a model that may use what is offered."""
-    return PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if offers(offered, CODE_TOOL) else "")
 
 
 @frozen
@@ -251,11 +245,6 @@ class Plan:
     on_error: str = "continue"
     timeout_s: float | None = None
     validate_only: bool = False
-
-    @property
-    def is_flat(self) -> bool:
-        """True when no step waits for another: the plain parallel plan."""
-        return not any(step.needs for step in self.steps)
 
 
 def plan_of(steps: object) -> dict[str, Any]:
@@ -467,7 +456,7 @@ class _PlanRun:
         """Said of steps that never came to run."""
 
     async def run(self) -> None:
-        if self._plan.is_flat and self._plan.on_error == "continue":
+        if not any(step.needs for step in self._plan.steps) and self._plan.on_error == "continue":  # a plain plan
             self._coalesce()
             steps = [s for s in self._plan.steps if s.index not in self._same_as and not s.problem]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}

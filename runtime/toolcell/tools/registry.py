@@ -33,9 +33,8 @@ from toolcell.support.checks import brief, check_kind
 from toolcell.support.log import logger_of
 from toolcell.support.spelling import did_you_mean
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
-from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
-from toolcell.tools.pipeline import answer_call, refuse, run_call
+from toolcell.tools.pipeline import OnResult, answer_call, refuse, run_batch, run_call
 from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import (
     Middleware,
