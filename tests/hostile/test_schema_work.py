@@ -9,6 +9,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.support.host_work import HostWork
+from toolcell.support.vocabulary import words
 from toolcell.tools import RunContext, ToolDefinition, check_arguments
-from toolcell.tools.stubs import python_stub
+from toolcell.tools.stubs import is_identifier, python_stub
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -277,6 +279,17 @@ def test_whoever_reads_a_type_looks_at_each_part_a_few_times_however_often_it_is
     arguments = ToolDefinition("tool", "A tool under test.", {"type": "object", "properties": {"x": schema}, **schema})
     assert calls(lambda: may_be_data(ToolOptions(returns=schema), returned)) < 1_000 * MANY
     assert calls(lambda: python_stub(arguments, schema)) < 1_000 * MANY
+
+
+MARKS = "a" + "\u0300\u0323" * 50_000
+"""Accents in an order that has to be changed: `unicodedata.normalize` takes seven seconds for it."""
+
+
+@each_row("read", [is_identifier, words], ids=["a property's name", "words of a search"])
+def test_accents_on_accents_take_linear_time(read: Callable[[str], object]) -> None:
+    began = time.process_time()
+    read(MARKS)
+    assert time.process_time() - began < SOON_S
 
 
 # An answer against a schema

@@ -6,6 +6,7 @@ pairs of characters.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import unicodedata
@@ -105,9 +106,14 @@ def words(text: str) -> list[str]:
     """Return the words of a text, in order, as they are indexed."""
     if text.isascii():
         return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
-    folded = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(each for each in folded if not unicodedata.combining(each))
+    plain = "".join(map(_without_marks, text.casefold()))
     return [word for run in _WORD.findall(plain) for word in _spaced(run)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_marks(letter: str) -> str:
+    """One letter at a time: to put a row of marks in order, `normalize` takes quadratic time."""
+    return "".join(each for each in unicodedata.normalize("NFKD", letter) if not unicodedata.combining(each))
 
 
 def _spaced(run: str) -> list[str]:
