@@ -19,8 +19,10 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+MOST = 2**53
+"""The largest limit: kernels and messages take no number of more than 63 bits, and a float no exact one."""
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 
 Layer = Literal[
     "user", "pid", "mount", "net", "ipc", "uts", "cgroup_ns",
@@ -78,7 +80,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a size such as 65536, 512k, 64MiB or 1.5g")
+        raise ValueError(f"{repr_of(text)} is not a size such as 65536, 512k, 64MiB or 1.5g")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -121,8 +123,11 @@ class Limits(SettingsModel):
 
     @classmethod
     def read(cls, name: str, value: Any) -> Any:
-        is_size = isinstance(value, str) and name.endswith("_bytes")
-        return parse_size(value) if is_size else super().read(name, value)
+        if isinstance(value, str) and name.endswith("_bytes"):
+            value = parse_size(value)
+        if isinstance(value, int) and value > MOST:
+            raise ValueError(f"must be at most {MOST}")
+        return super().read(name, value)
 
     wall_s: float = setting(default=30.0, gt=0, le=86_400)
     """Seconds that a run may take, including the time of its tools. Outcome `timeout`."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from rows import each_row
 from toolcell import Limits, Policy, PoolConfig, UsageError
 from toolcell.sessions.settings import SessionSettings
 from toolcell.settings import SettingsModel
@@ -74,3 +75,10 @@ def test_settings_are_values() -> None:
     assert limits != Limits()
     assert Policy(require=frozenset({"pid"})).model_dump(mode="json", exclude_unset=True) == {"require": ["pid"]}
     assert eval(repr(limits)) == limits
+
+
+@each_row("value", [2**63, 10**400, "9" * 400, f"{'9' * 400}.5g"])
+def test_a_limit_that_no_machine_has_is_refused_in_one_short_line(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"Limits: memory_bytes = .*(must be at most|is not a size)") as caught:
+        Limits(memory_bytes=value)
+    assert len(str(caught.value)) < 400

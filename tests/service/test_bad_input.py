@@ -150,6 +150,7 @@ WRONG = [
     (b'{"code": "1", "no_such": 1}', 422, "no_such = 1"),
     (b'{"code": "1", "limits": {"wall_s": -1}}', 422, "wall_s = -1: must be greater than 0"),
     (b'{"code": "1", "limits": {"wall": 1}}', 422, "wall = 1: there is no such key; did you mean wall_s?"),
+    (b'{"code": "1", "limits": {"memory_bytes": "%s"}}' % (b"9" * 400), 422, "is not a size such as"),
     (b'{"code": "1", "on_approval": "x"}', 422, "on_approval = 'x'"),
     (b'{"code": "1", "files": [{"name": "a"}]}', 422, "a file has either text or data"),
     (b'{"code": "1", "files": [{"name": "a", "data": "%"}]}', 422, "not base64"),
