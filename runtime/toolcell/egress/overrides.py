@@ -67,6 +67,10 @@ _NAMES: Final = {
     "parts": re.compile(rf"""name\*?\s*+=\s*+(?:[\w-]*+'[^'\r\n]*+')?["']?{_OVERRIDE}(?![\w-])""".encode()),
     "json": re.compile(rf'"{_IN_JSON}"\s*(?::|\Z)'.encode()),
 }
+_PART: Final = re.compile(rb"form-data[^\r\n]*+(?:\r?\n[ \t][^\r\n]*+)*+")
+"""The line that names a part of a form, and what it goes on with."""
+_HIDDEN: Final = re.compile(rb"""(?<!file)name(?:\*\d|\*?\s*+=\s*+["']?=\?)""")
+"""A name in several pieces (RFC 2231) or in an encoded word (RFC 2047)."""
 
 
 def check_override(request: HttpRequest) -> None:
@@ -170,8 +174,8 @@ def _forms(request: HttpRequest) -> set[str]:
         form = "parts" if "multipart" in each else "parameters" if "form" in each else ""
         if (form or "json" in each) and (len(coded := _codings(request)) > 1 or coded[:1] not in ([], ["gzip"])):
             raise refused(f"{request}: its body is compressed in another way than gzip; send it as it is")
-        if form and not all(map(PLAIN_CHARSETS.fullmatch, _CHARSET.findall(each))):
-            raise refused(f"{request}: the charset of its form is not one of those that are allowed; write it in UTF-8")
+        if (form or "json" in each) and not all(map(PLAIN_CHARSETS.fullmatch, _CHARSET.findall(each))):
+            raise refused(f"{request}: the charset of its body is not one of those that are allowed; write it in UTF-8")
         found |= {form or ("json" if "json" in each else "other" if each.partition(";")[0].strip() else "parameters")}
     return (found or {"parameters"}) - {"other"}
 
@@ -198,5 +202,8 @@ def _check_parameters(request: HttpRequest, text: bytes) -> None:
 
 
 def _check_names(request: HttpRequest, kind: str, text: bytes) -> None:
-    if _NAMES[kind].search(text.lower()):
+    text = text.lower()
+    if any(_HIDDEN.search(part[0]) for part in _PART.finditer(text)) if kind == "parts" else b"\0" in text:
+        raise refused(f"{request}: names in its body are encoded in a way that is not allowed; write them in UTF-8")
+    if _NAMES[kind].search(text):
         raise refused(f"{request}: its body asks for another method, as {kind} of it say; send that one")
