@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import json
+import math
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Union
@@ -243,3 +244,50 @@ def test_unions_in_another_order_have_their_own_schemas() -> None:
     orders = [type_schema(each)["anyOf"] for each in (int | str, str | int, int | str)]
 
     assert orders[0] == orders[2] == [*reversed(orders[1])]
+
+
+NOT_GIVEN = object()
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+DEFAULTS: dict[str, tuple[Any, Any, Any]] = {
+    # annotation, default, and what a schema says of it (NOT_GIVEN: nothing)
+    "a mark of the author's own": (Any, NOT_GIVEN, NOT_GIVEN),
+    "such a mark for a number": (int, NOT_GIVEN, NOT_GIVEN),
+    "a function": (Any, print, NOT_GIVEN),
+    "a tuple without a type": (Any, (1, 2), NOT_GIVEN),
+    "a date without a type": (Any, date(2026, 1, 1), NOT_GIVEN),
+    "a date": (date, date(2026, 1, 1), "2026-01-01"),
+    "bytes that are no text": (bytes, b"\xff", NOT_GIVEN),
+    "infinity": (float, math.inf, NOT_GIVEN),
+    "a large number": (int, 2**70, NOT_GIVEN),
+    "half a character": (str, "\ud800", NOT_GIVEN),
+    "a list in itself": (list[Any], ENDLESS, NOT_GIVEN),
+    "a list": (list[int], [1], [1]),
+}
+
+
+@each_row("kind", DEFAULTS)
+async def test_a_default_arrives_as_its_author_wrote_it_whether_or_not_a_schema_can_have_it(kind: str) -> None:
+    annotation, default, shown = DEFAULTS[kind]
+    seen = []
+
+    def take(x: Any = default) -> None:
+        """Take a value or the default."""
+        seen.append(x)
+
+    take.__annotations__ = {} if annotation is Any else {"x": annotation}
+    registry = ToolRegistry([take])
+    await registry.execute("take", {})
+    definition = json.dumps(registry.to_provider_defs(), allow_nan=False)
+
+    assert seen[0] is default or (seen == [default] and type(seen[0]) is type(default))
+    assert registry.definitions()[0].parameters["properties"]["x"].get("default", NOT_GIVEN) == shown
+    assert "object at" not in definition
+
+
+async def test_a_default_of_a_field_is_its_value() -> None:
+    def take(limit: int | None = Field(None, ge=1), most: float = Field(math.inf), least: int = Field(1)) -> str:
+        """Take values or their defaults."""
+        return f"{limit} {most} {least}"
+
+    assert (await ToolRegistry([take]).execute("take", {})).text == "None inf 1"

@@ -16,7 +16,7 @@ from typing_extensions import is_typeddict
 
 from toolcell.calls.result import File, Image, Text
 from toolcell.calls.schema import BASE64, TABLE_MEDIA_TYPE, Schema, optional_schema
-from toolcell.calls.values import BadValue, ValueProblem, json_copy
+from toolcell.calls.values import BadValue, ValueProblem, copy_arguments, json_copy
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import TABLES, Array, Table
@@ -132,6 +132,8 @@ class Signature:
 
     parameters: Schema
     """With `OF_RESULTS`."""
+    defaults: Mapping[str, Any]
+    """Those of pydantic's `Field` that its schema does not have, such as None and infinity."""
     converters: Mapping[str, Callable[[Any], Any]]
     """Parameters whose type is more than JSON, with what makes it out of the validated value, bytes being bytes."""
     context_parameter: str | None
@@ -151,6 +153,7 @@ def read_signature(
     hints = _hints(function)
     properties: dict[str, Schema] = {}
     required: list[str] = []
+    defaults: dict[str, Any] = {}
     converters: dict[str, Callable[[Any], Any]] = {}
     context_parameter, extra = None, False
     for parameter in _parameters(function):
@@ -167,6 +170,8 @@ def read_signature(
         properties[name] = _property(function, name, hint, default, descriptions.get(name))
         if default is _NO_DEFAULT:
             required.append(name)
+        elif _is_field(parameter.default) and "default" not in properties[name]:
+            defaults[name] = default
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(name, table)
         elif hint in (float, float | None):
@@ -179,7 +184,9 @@ def read_signature(
     schema["additionalProperties"] = extra
     returns = hints.get("return", Any)
     wants_result = returns is result_type
-    return Signature(schema, converters, context_parameter, _return_schema(returns, result_type), wants_result)
+    return Signature(
+        schema, defaults, converters, context_parameter, _return_schema(returns, result_type), wants_result
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -251,12 +258,23 @@ def converter(hint: Any) -> Callable[[Any], Any]:
     return type_converter(hint)
 
 
-def _jsonable(default: Any) -> Any:
-    if default is None or type(default) in (str, int, float, bool):
-        return default
-    from pydantic_core import to_jsonable_python
+def _shown_default(hint: Any, default: Any) -> Any:
+    """Return a default as arguments may have it; `_NO_DEFAULT` if its type does not make the same value of that."""
+    shown, kind = default, type(default)
+    try:
+        if default is not None and kind not in (str, int, float, bool):
+            from pydantic_core import to_jsonable_python
 
-    return to_jsonable_python(default, fallback=str)
+            made = shown = to_jsonable_python(default)
+            is_same_kind = type(shown) is kind
+            if hint is not Any and not _is_plain(hint):
+                made, is_same_kind = converter(hint)(shown), True
+            if not is_same_kind or made != default:
+                return _NO_DEFAULT
+        copy_arguments({"default": shown})
+    except Exception:  # an object of any kind, or a number that JSON has not
+        return _NO_DEFAULT
+    return shown
 
 
 def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, description: str | None) -> Schema:
@@ -265,8 +283,8 @@ def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, 
     except RegistrationError as exc:
         raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
     schema.pop("default", None)
-    if default is not _NO_DEFAULT:
-        schema = optional_schema({**schema, "default": _jsonable(default)})
+    if (shown := default if default is _NO_DEFAULT else _shown_default(hint, default)) is not _NO_DEFAULT:
+        schema = optional_schema({**schema, "default": shown})
     if description and "description" not in schema:
         schema["description"] = description
     return schema

@@ -251,7 +251,7 @@ def function_spec(
 
 def _decoder(signature: Signature) -> Decode | None:
     converters = tuple(signature.converters.items())
-    if not converters:
+    if not converters and not signature.defaults:
         return None
     from pydantic import ValidationError
 
@@ -264,7 +264,7 @@ def _decoder(signature: Signature) -> Decode | None:
                 except ValidationError as exc:
                     exc.add_note(name)  # its path begins there
                     raise
-        return made
+        return {**signature.defaults, **made}
 
     return decode
 
