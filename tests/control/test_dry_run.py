@@ -227,6 +227,7 @@ def test_tools_that_read_run_and_a_draft_without_writes_says_so(opened: SyncRunt
     ("rest", "why"),
     [
         ("try:\n    a > 1\nexcept Exception:\n    pass", "not look into them"),
+        ("match a:\n    case {'id': 1}: pass\n    case _: pass", "not look into them"),
         ("call_tool('look_at', folder=a)", "look_at has to run in a dry run"),
         ("try:\n    call_tool('look_at', folder=a)\nexcept BaseException:\n    pass", "look_at has to run"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolAbort, ToolRegistry
 from toolcell.tools import ToolContext
 
@@ -131,6 +132,23 @@ def test_parallel_calls_overlap_and_keep_their_order(run: Run) -> None:
     starts = [call.started_s for call in result.calls]
     ends = [call.started_s + call.duration_s for call in result.calls]
     assert max(starts) < min(ends)
+
+
+@each_row("calls", ["{'add': {'a': 1}}", "{'tool': 'add', 'args': {'a': 1}}", "'add'", "None", "5"])
+def test_what_is_no_list_of_calls_calls_nothing_and_is_told_what_is(run: Run, calls: str) -> None:
+    result = run(f"call_tools_parallel({calls})")
+
+    assert (
+        result.error is not None
+        and "takes a list of calls, such as [('tool', {...}), ...], not" in result.error.message
+    )
+    assert result.calls == ()
+
+
+def test_a_call_without_a_first_value_is_told_that_the_name_comes_first(run: Run) -> None:
+    for call in ("call_tool(name='add', args={'a': 1})", "await call_tool_async(tool='add', a=1)"):
+        result = run(call)
+        assert result.error is not None and "takes the tool's name first" in result.error.message
 
 
 @pytest.mark.conforms("Q-b14", "V-11", "Q15")

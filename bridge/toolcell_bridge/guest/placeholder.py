@@ -8,6 +8,7 @@ argument that has such text in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
@@ -190,3 +191,4 @@ _LOOKS: Final = """
 """Special methods, without their underscores. Python looks for them on the class."""
 for _name in _LOOKS.split():
     setattr(Placeholder, f"__{_name}__", Placeholder._look)
+Mapping.register(Placeholder)  # so that `match` looks into it, too, and does not take another case

@@ -214,7 +214,7 @@ class Toolbox:
         """Names of the tools that the script may call."""
         return tuple(SCRIPTS.tools.split())
 
-    def call_tool(self, name: str, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
+    def call_tool(self, name: Any = None, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
         """Call a tool of the host and return its value. The arguments are one dict, keywords, or values in order.
 
         `raw=True` gives text: a str unchanged, anything else as JSON.
@@ -308,6 +308,9 @@ class Toolbox:
         The first failure is raised after all have finished, or with `return_exceptions=True` each failure
         is a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
         """
+        if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+            form = "a list of calls, such as [('tool', {...}), ...]"
+            raise TypeError(f"call_tools_parallel() takes {form}, not {type(calls).__name__}")
         requests = [(*self._request(entry), line_here()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
         replies = [reply for _, reply in self._channel.call(requests[:window])]
@@ -330,7 +333,7 @@ class Toolbox:
         except ChannelClosed as exc:
             return ToolError(str(exc), tool=name, code="unavailable")
 
-    def call_tool_async(self, name: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    def call_tool_async(self, name: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """`call_tool` for asyncio code; cancelling the task cancels the call on the host.
 
         Raises:
