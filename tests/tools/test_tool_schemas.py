@@ -291,3 +291,19 @@ async def test_a_default_of_a_field_is_its_value() -> None:
         return f"{limit} {most} {least}"
 
     assert (await ToolRegistry([take]).execute("take", {})).text == "None inf 1"
+
+
+class Odd(BaseModel):
+    number: float = math.nan
+    large: int = 2**70
+
+
+def test_defaults_in_models_that_json_does_not_have_are_not_in_schemas_and_the_model_has_them() -> None:
+    def take(odd: Odd) -> str:
+        """Take a model of odd numbers."""
+        return f"{odd.number} {odd.large}"
+
+    registry = ToolRegistry([take])
+
+    assert "default" not in json.dumps(registry.to_provider_defs(), allow_nan=False)
+    assert registry.execute_sync("take", {"odd": {}}).text == f"nan {2**70}"

@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import SchemaValidator, core_schema
+from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
 
 from toolcell.calls.schema import BASE64, OF_RESULTS, Schema, clean_schema
+from toolcell.calls.values import BadValue, copy_arguments
 from toolcell.errors import RegistrationError
 from toolcell.support.checks import brief
 
@@ -45,6 +46,16 @@ class _Described(GenerateJsonSchema):
 
     def bytes_schema(self, schema: Any) -> Schema:
         return dict(BASE64)
+
+    ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012  # as pydantic declares it
+
+    def encode_default(self, dft: Any) -> Any:
+        shown = super().encode_default(dft)
+        try:
+            copy_arguments({"default": shown})
+        except BadValue as exc:  # NaN, a large integer: the schema has no default then
+            raise PydanticSerializationError(str(exc)) from exc
+        return shown
 
     def timedelta_schema(self, schema: Any) -> Schema:
         if self.mode == "serialization":
