@@ -27,12 +27,11 @@ def output_folder(folder: Path | None) -> Iterator[None]:
     made = _missing(folder)
     try:
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            _check_writable(folder)
-    except OSError as exc:
-        _remove_empty(made)
-        raise UsageError(f"--output-dir {folder}: no file can be written there: {exc.strerror}") from exc
-    try:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _check_writable(folder)
+            except OSError as exc:
+                raise UsageError(f"--output-dir {folder}: no file can be written there: {exc.strerror}") from exc
         yield
     finally:
         _remove_empty(made)

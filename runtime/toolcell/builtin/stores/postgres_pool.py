@@ -174,13 +174,12 @@ class PostgresPool(Database):
             raise StoreError(message, reason=reason, retryable=retryable) from exc
 
     def _reason(self, exc: Exception) -> tuple[str, str, bool]:
-        errors = self._psycopg.errors
-        if isinstance(exc, errors.LockNotAvailable):
-            return f"is locked, for more than {self._lock_timeout_s:g} s", "the store is in use", True
-        if isinstance(exc, errors.DiskFull):
-            return "cannot grow: the disk is full", "the store is full", False
-        if isinstance(exc, errors.ReadOnlySqlTransaction):
-            return "is read-only", "the store is read-only", False
-        if isinstance(exc, self._psycopg.OperationalError):
-            return "cannot be reached", "the store cannot be reached", True
-        return "failed", "", False
+        errors, locked_s = self._psycopg.errors, f"{self._lock_timeout_s:g} s"
+        reasons = (
+            (errors.LockNotAvailable, f"is locked, for more than {locked_s}", "the store is in use", True),
+            (errors.DiskFull, "cannot grow: the disk is full", "the store is full", False),
+            (errors.ReadOnlySqlTransaction, "is read-only", "the store is read-only", False),
+            (self._psycopg.OperationalError, "cannot be reached", "the store cannot be reached", True),
+            (Exception, "failed", "", False),
+        )
+        return next((said, why, again) for kind, said, why, again in reasons if isinstance(exc, kind))

@@ -37,21 +37,21 @@ set_result([rows, sorted(tool["name"] for tool in list_tools())])
     expect_equal(names, sorted(harness.registry.names()), "the tools on offer")
 
 
-@calls_cases
-async def in_sequence(harness: BackendHarness) -> None:
-    """Hundreds of calls in a row each get their own answer."""
-    limits = LIMITS.model_copy(update={"tool_calls": 300, "wall_s": 60.0})
-    value = await harness.value("set_result([call_tool('echo', q=i) for i in range(300)])", limits=limits)
-    expect_equal(value, list(range(300)), "the answers")
+calls_cases.value(
+    "in_sequence",
+    "Hundreds of calls in a row each get their own answer.",
+    "set_result([call_tool('echo', q=i) for i in range(300)])",
+    list(range(300)),
+    limits=LIMITS.model_copy(update={"tool_calls": 300, "wall_s": 60.0}),
+)
 
 
-@calls_cases
-async def in_parallel(harness: BackendHarness) -> None:
-    """Parallel calls run at the same time, and the answers are in the order of the calls."""
-    source = (
-        "set_result(call_tools_parallel([('meet', {'name': 'parallel', 'size': 5})] * 5 + [('echo', {'q': 'last'})]))"
-    )
-    expect_equal(await harness.value(source), [5] * 5 + ["last"], "the answers")
+calls_cases.value(
+    "in_parallel",
+    "Parallel calls run at the same time, and the answers are in the order of the calls.",
+    "set_result(call_tools_parallel([('meet', {'name': 'parallel', 'size': 5})] * 5 + [('echo', {'q': 'last'})]))",
+    [5] * 5 + ["last"],
+)
 
 
 @calls_cases
@@ -103,37 +103,40 @@ async def aborting(harness: BackendHarness) -> None:
     expect_equal(result.has_value, False, "has_value")
 
 
-@calls_cases
-async def cancelled_by_the_script(harness: BackendHarness) -> None:
-    """A script may cancel its wait for a call and go on."""
-    source = """
+calls_cases.value(
+    "cancelled_by_the_script",
+    "A script may cancel its wait for a call and go on.",
+    """
 import asyncio
 task = asyncio.ensure_future(call_tool_async("stay"))
 await call_tool_async("echo", q=0)
 task.cancel()
 await asyncio.gather(task, return_exceptions=True)
 set_result(call_tool("echo", q=1))
-"""
-    expect_equal(await harness.value(source), 1, "the later answer")
+""",
+    1,
+)
 
 
-@calls_cases
-async def left_open(harness: BackendHarness) -> None:
-    """A run ends although calls of its script are still in progress."""
-    source = """
+calls_cases.value(
+    "left_open",
+    "A run ends although calls of its script are still in progress.",
+    """
 import threading
 threading.Thread(target=call_tool, args=("stay",), daemon=True).start()
 call_tool("echo", q=1)
-"""
-    expect_equal(await harness.value(source), 1, "the value")
+""",
+    1,
+)
 
 
-@calls_cases
-async def large(harness: BackendHarness) -> None:
-    """Megabytes of arguments and answers arrive intact, also many at once."""
-    source = """
+calls_cases.value(
+    "large",
+    "Megabytes of arguments and answers arrive intact, also many at once.",
+    """
 data = "x" * 2_000_000
 answers = call_tools_parallel([("echo", {"q": data + str(i)}) for i in range(6)])
 set_result([answer == data + str(i) for i, answer in enumerate(answers)])
-"""
-    expect_equal(await harness.value(source), [True] * 6, "the comparison")
+""",
+    [True] * 6,
+)

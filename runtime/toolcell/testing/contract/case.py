@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 
-from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend
+from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend, expect_equal
 
 CASE_TIMEOUT_S = 90.0
 """Timeout of one case. No case needs that long: when it expires, something waits for ever."""
@@ -62,3 +62,11 @@ class CaseGroup:
         """Decorate a function `name_of_the_case(harness)`. Its docstring becomes the description."""
         self.cases.append(Case(f"{self.name}.{check.__name__}", (check.__doc__ or "").strip(), check))
         return check
+
+    def value(self, name: str, description: str, source: str, wanted: object, **options: Any) -> None:
+        """Add a case that is a script with this value."""
+
+        async def check(harness: BackendHarness) -> None:
+            expect_equal(await harness.value(source, **options), wanted, "the value")
+
+        self.cases.append(Case(f"{self.name}.{name}", description, check))

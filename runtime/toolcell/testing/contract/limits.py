@@ -254,12 +254,13 @@ set_result(1)
     expect_equal(await harness.value(large), 1, "a run with the larger limits")
 
 
-@limits_cases
-async def raised_for_one_run(harness: BackendHarness) -> None:
-    """A run may have higher limits than the runtime's."""
-    source = "x = bytearray(240 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nset_result(len(x))"
-    value = await harness.value(source, limits=LIMITS.model_copy(update={"memory_bytes": 400 * MIB}))
-    expect_equal(value, 240 * MIB, "bytes held")
+limits_cases.value(
+    "raised_for_one_run",
+    "A run may have higher limits than the runtime's.",
+    "x = bytearray(240 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nset_result(len(x))",
+    240 * MIB,
+    limits=LIMITS.model_copy(update={"memory_bytes": 400 * MIB}),
+)
 
 
 usage_cases = CaseGroup("usage")

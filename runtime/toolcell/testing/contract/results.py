@@ -84,12 +84,12 @@ async def repeatable(harness: BackendHarness) -> None:
     expect(other[0] != first[0], "a run without a seed repeats one that had it")
 
 
-@values_cases
-async def top_level_await(harness: BackendHarness) -> None:
-    """A script may await at its top level."""
-    expect_equal(
-        await harness.value("import asyncio\nawait asyncio.sleep(0)\nset_result('awaited')"), "awaited", "value"
-    )
+values_cases.value(
+    "top_level_await",
+    "A script may await at its top level.",
+    "import asyncio\nawait asyncio.sleep(0)\nset_result('awaited')",
+    "awaited",
+)
 
 
 @values_cases
@@ -169,16 +169,17 @@ async def raw_writes(harness: BackendHarness) -> None:
     expect("two" in result.logs.stderr, "what was written to descriptor 2 is not in stderr")
 
 
-@output_cases
-async def raw_writes_do_not_disturb(harness: BackendHarness) -> None:
-    """Raw output never mixes with the bridge, even if it looks like a frame."""
-    source = """
+output_cases.value(
+    "raw_writes_do_not_disturb",
+    "Raw output never mixes with the bridge, even if it looks like a frame.",
+    """
 import os
 frame = bytes.fromhex("00000004931501c0")
 for descriptor in (1, 2): os.write(descriptor, frame * 100)
 set_result(call_tool("echo", q="whole"))
-"""
-    expect_equal(await harness.value(source), "whole", "the result")
+""",
+    "whole",
+)
 
 
 @output_cases
@@ -299,10 +300,10 @@ async def limits(harness: BackendHarness) -> None:
     expect_equal([file.data is not None for file in large.files], [True, False, False, False], "files of 600 bytes")
 
 
-@files_cases
-async def workspace(harness: BackendHarness) -> None:
-    """A script starts in an empty workspace, and can write to it and to the temporary folder."""
-    source = """
+files_cases.value(
+    "workspace",
+    "A script starts in an empty workspace, and can write to it and to the temporary folder.",
+    """
 import os, tempfile
 before = os.listdir(".")
 os.makedirs("a/b")
@@ -311,5 +312,6 @@ os.rename("a/b/c", "a/d")
 os.remove("a/d")
 with tempfile.TemporaryFile() as file: file.write(b"x" * 1000)
 set_result([before, os.path.samefile(OUTPUT_DIR, ".")])
-"""
-    expect_equal(await harness.value(source), [[], True], "an empty folder, and where it is")
+""",
+    [[], True],
+)

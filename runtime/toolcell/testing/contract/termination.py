@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -254,31 +254,29 @@ threading.Thread(target=run, daemon=True).start()""",
 @deaths_cases
 async def paused(harness: BackendHarness) -> None:
     """When `pause` returned True, no process of the sandbox runs until `unpause` or `destroy`."""
-    for kind, also in ALSO.items():
-        async with harness.connection() as connection:
-            sandbox = connection.sandbox
-            result = await run_on(connection, TICKING.format(also=also))
-            expect_equal((result.outcome, result.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
-            if not await sandbox.pause():
-                continue
-            await _until_silent(sandbox, f"a paused sandbox continues, {kind}")
-            await sandbox.destroy()
-            expect(not sandbox.is_alive(), f"a paused sandbox outlives its end, {kind}")
+    await _stands_still(harness, lambda sandbox: sandbox.pause(), "paused")
 
 
 @deaths_cases
 async def frozen(harness: BackendHarness) -> None:
     """When `freeze` returned True, no process of the sandbox runs until `destroy`."""
+
+    async def freeze(sandbox: Sandbox) -> bool:
+        return sandbox.freeze()
+
+    await _stands_still(harness, freeze, "frozen")
+
+
+async def _stands_still(harness: BackendHarness, stop: Callable[[Sandbox], Awaitable[bool]], word: str) -> None:
     for kind, also in ALSO.items():
         async with harness.connection() as connection:
             sandbox = connection.sandbox
             result = await run_on(connection, TICKING.format(also=also))
             expect_equal((result.outcome, result.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
-            if not sandbox.freeze():
-                continue
-            await _until_silent(sandbox, f"a frozen sandbox continues, {kind}")
-            await sandbox.destroy()
-            expect(not sandbox.is_alive(), f"a frozen sandbox outlives its end, {kind}")
+            if await stop(sandbox):
+                await _until_silent(sandbox, f"a {word} sandbox continues, {kind}")
+                await sandbox.destroy()
+                expect(not sandbox.is_alive(), f"a {word} sandbox outlives its end, {kind}")
 
 
 @deaths_cases
