@@ -142,7 +142,7 @@ async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: 
             with anyio.fail_after(60):
                 await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
                 await told.wait()
-    assert problems == ["it has not taken what it was sent for 0.05 s"]
+    assert problems == ["it has not read what it was sent for 0.05 s"]
 
 
 async def test_a_list_that_takes_long_to_read_is_read_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import httpx2
 from mcp_types import INTERNAL_ERROR
 
 from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, message_of
-from toolcell.mcp.pace import LinePace
+from toolcell.mcp.pace import LINE_BURST, LINES_PER_S, Pace
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -31,7 +31,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, name: str) -> None:
         self._inner = inner
-        self._lines = LinePace(name)
+        self._lines = Pace(name, "lines of events a second", (LINES_PER_S, LINE_BURST))
         self._next_stream = 0.0
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -63,7 +63,7 @@ _TIMEOUTS = ("connect", "read", "write", "pool")
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, ident: Any, lines: LinePace) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, ident: Any, lines: Pace) -> None:
         """`ident`: id of the request that this answers; None when nobody waits for an answer."""
         self._inner, self._ident, self._lines = inner, ident, lines
 

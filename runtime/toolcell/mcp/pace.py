@@ -24,17 +24,18 @@ logger = logger_of("toolcell.mcp")
 class Pace:
     """The pace of one connection."""
 
-    def __init__(self, name: str, what: str = "messages a second that answer no request") -> None:
-        """`name`: what is connected with, for the log."""
+    def __init__(
+        self,
+        name: str,
+        what: str = "messages a second that answer no request",
+        rate: tuple[float, int] | None = None,
+    ) -> None:
+        """`name`: what is connected with, for the log. `rate`: how many may come in a second, and at once."""
         self._name, self._what = name, what
-        per_s, burst = self.rate()
-        self._bucket = TokenBucket(1 / per_s, burst)
+        self._per_s, burst = rate or (MESSAGES_PER_S, BURST)
+        self._bucket = TokenBucket(1 / self._per_s, burst)
         self.is_slowed = False
         """It has had to wait."""
-
-    def rate(self) -> tuple[float, int]:
-        """Return how many may come in a second, and how many at once."""
-        return MESSAGES_PER_S, BURST
 
     def pause_after(self, now: float, count: int = 1) -> float:
         """Return the seconds to wait after `count` more."""
@@ -48,17 +49,6 @@ class Pace:
         if not self.is_slowed:
             self.is_slowed = True
             logger.warning(
-                "MCP server %s: it sends more than %g %s; it is read no faster", self._name, self.rate()[0], self._what
+                "MCP server %s: it sends more than %g %s; it is read no faster", self._name, self._per_s, self._what
             )
         await anyio.sleep(pause_s)
-
-
-class LinePace(Pace):
-    """The pace of the lines of a stream of events."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "lines of events a second")
-
-    def rate(self) -> tuple[float, int]:
-        """Return how many lines may come in a second, and how many at once."""
-        return LINES_PER_S, LINE_BURST

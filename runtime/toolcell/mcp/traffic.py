@@ -78,7 +78,6 @@ class Traffic:
 
         `size`: its bytes, if known.
 
-
         Raises:
             Flooded: the connection has to be ended.
         """

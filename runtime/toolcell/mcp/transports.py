@@ -13,15 +13,15 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
 from anyio.abc import Process
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
@@ -203,6 +203,8 @@ MAX_KEPT_BYTES = 8 * 1024
 MAX_ID_DIGITS = 18
 CONNECT_S = 30.0
 
+Item = tuple["SessionMessage | Exception | None", int]
+"""What a server sent, and its bytes, if they are known; None is a line without a message."""
 Streams = tuple[MemoryObjectReceiveStream["SessionMessage | Exception"], Outbox]
 
 
@@ -254,64 +256,52 @@ class ProcessTransport:
         except OSError as exc:
             raise McpServerError(f"{self._command[0]!r} cannot be started: {exc}") from exc
         self._process = process
-        to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outbox, traffic = Outbox(self._give_up, _packed), Traffic(repr(self._command[0]), self.listing)
-        with to_session, from_server:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read, process, to_session, traffic)
-                tasks.start_soon(self._write, process, outbox, traffic)
-                tasks.start_soon(self._read_stderr, process)
-                try:
-                    yield from_server, outbox
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await _stop(process)
-                    tasks.cancel_scope.cancel()
+        traffic = Traffic(repr(self._command[0]), self.listing)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read_stderr, process)
+            try:
+                async with _bounded(self._items(process), self._write, traffic, self._give_up, _packed) as streams:
+                    try:
+                        yield streams
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            await _stop(process)
+            finally:
+                tasks.cancel_scope.cancel()
 
     def _give_up(self, problem: str) -> None:
         self._problem = self._problem or problem
         self.ended.set()
 
-    async def _read(
-        self, process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], traffic: Traffic
-    ) -> None:
+    async def _items(self, process: Process) -> AsyncGenerator[Item]:
         assert process.stdout is not None
         buffer = bytearray()
-        with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            try:
-                async for chunk in process.stdout:
-                    *lines, rest = chunk.split(b"\n")
-                    for each in lines:
-                        line = bytes(buffer + each)
-                        buffer.clear()
-                        message = await _message(line)
-                        self._has_spoken = self._has_spoken or isinstance(message, SessionMessage)
-                        await traffic.admit(message, len(line))
-                        if message is not None:
-                            await to_session.send(message)
-                    buffer += rest
-                    if len(buffer) > MAX_MESSAGE_BYTES:
-                        self._problem = f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes"
-                        return
-                with anyio.move_on_after(STOP_S):
-                    await process.wait()
-            except Flooded as exc:
-                self._problem = str(exc)
-            finally:
-                self.ended.set()
-
-    async def _write(self, process: Process, outbox: Outbox, traffic: Traffic) -> None:
-        assert process.stdin is not None
         try:
-            async for message, line in outbox.messages():
-                with anyio.fail_after(WRITE_S):
-                    traffic.note_sending(message)
-                    await process.stdin.send(line or b"")
-                    traffic.note_written(message)
-        except TimeoutError:
-            self._give_up(f"it has not read what it was sent for {WRITE_S:g} s")
+            async for chunk in process.stdout:
+                *lines, rest = chunk.split(b"\n")
+                for each in lines:
+                    line = bytes(buffer + each)
+                    buffer.clear()
+                    message = await _message(line)
+                    self._has_spoken = self._has_spoken or isinstance(message, SessionMessage)
+                    yield message, len(line)
+                buffer += rest
+                if len(buffer) > MAX_MESSAGE_BYTES:
+                    self._give_up(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+                    return
+            with anyio.move_on_after(STOP_S):
+                await process.wait()
+        finally:
+            self.ended.set()
+
+    async def _write(self, message: SessionMessage, line: bytes | None) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send(line or b"")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             self.ended.set()
+            raise anyio.ClosedResourceError from None
 
     async def _read_stderr(self, process: Process) -> None:
         assert process.stderr is not None
@@ -345,7 +335,7 @@ async def _message(line: bytes) -> SessionMessage | Exception | None:
         if (mended := with_whole_characters(line)) != line:
             return await _message(mended)
         return _failed_answer(line) or exc
-    return SessionMessage(_mended_message(message))
+    return SessionMessage(message)
 
 
 SDK_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT)
@@ -360,8 +350,8 @@ _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: 
 """How the SDK's errors begin for an answer that did not come, or is none. A server that says the same gains nothing."""
 
 
-def _mended_message(message: Any) -> Any:
-    """Return a message as the SDK may read it: no error of a server passes for one of the SDK's own."""
+def _mend_message(message: Any) -> None:
+    """Make a message one that the SDK may read: no error of a server passes for one of the SDK's own."""
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
     elif isinstance(message, JSONRPCError) and message.error.message.startswith((*_LOST, *_UNREADABLE)):
@@ -369,7 +359,6 @@ def _mended_message(message: Any) -> Any:
         message.error.code, message.error.message = ANSWER_LOST, said
     elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
         message.error.code += OF_SERVER
-    return message
 
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
@@ -436,7 +425,13 @@ class HttpTransport:
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
-            _bounded(read, write, Traffic(self.host, self.listing), self._give_up) as streams,
+            _bounded(
+                ((item, 0) async for item in read),
+                lambda message, _: write.send(message),
+                Traffic(self.host, self.listing),
+                self._give_up,
+                lambda message: None,
+            ) as streams,
         ):
             yield streams
 
@@ -446,31 +441,39 @@ class HttpTransport:
 
 
 @asynccontextmanager
-async def _bounded(read: Any, write: Any, traffic: Traffic, give_up: Callable[[str], None]) -> AsyncIterator[Streams]:
-    """Yield streams of the same messages: what is read has its pace, and what is written is waited for by nobody."""
+async def _bounded(
+    items: AsyncGenerator[Item],
+    write: Callable[[SessionMessage, bytes | None], Awaitable[None]],
+    traffic: Traffic,
+    give_up: Callable[[str], None],
+    pack: Callable[[SessionMessage], bytes | None],
+) -> AsyncIterator[Streams]:
+    """Yield streams of messages: what is read has its pace, and what is written is waited for by nobody."""
     to_session, from_server = anyio.create_memory_object_stream[Any](0)
-    outbox = Outbox(give_up, lambda message: None)
+    outbox = Outbox(give_up, pack)
 
     async def relay() -> None:
         with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             try:
-                async for item in read:
-                    if isinstance(item, SessionMessage):
-                        _mended_message(item.message)
-                    await traffic.admit(item)
-                    await to_session.send(item)
+                async with aclosing(items):
+                    async for item, size in items:
+                        if isinstance(item, SessionMessage):
+                            _mend_message(item.message)
+                        await traffic.admit(item, size)
+                        if item is not None:
+                            await to_session.send(item)
             except Flooded as exc:
                 give_up(str(exc))
 
     async def relay_out() -> None:
         try:
-            async for message, _ in outbox.messages():
+            async for message, packed in outbox.messages():
                 with anyio.fail_after(WRITE_S):
                     traffic.note_sending(message)
-                    await write.send(message)
+                    await write(message, packed)
                     traffic.note_written(message)
         except TimeoutError:
-            give_up(f"it has not taken what it was sent for {WRITE_S:g} s")
+            give_up(f"it has not read what it was sent for {WRITE_S:g} s")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
 

@@ -84,27 +84,21 @@ def _not_local(headers: Mapping[str, str], client: str) -> str:
     host = headers.get("host", "")
     if not is_loopback(client):
         return f"{client or 'the client'} is not this machine"
-    if not HOST.fullmatch(host) or not is_loopback(_hostname(f"//{host}")):
+    if (found := HOST.fullmatch(host)) is None or not is_loopback(found[1].strip("[]").lower()):
         return f"the request is for the host {host!r:.80}"
-    if (origin := headers.get("origin")) is not None and _netloc(origin) != host:
+    if (origin := headers.get("origin")) is not None and not is_origin_of(origin, host):
         return f"a web page of {origin!r:.80} sent it"
     if forwarded := [name for name in FORWARDED if name in headers]:
         return f"a proxy forwarded it ({forwarded[0]})"
     return ""
 
 
-def _netloc(url: str) -> str:
+def is_origin_of(origin: str, host: str) -> bool:
+    """Return whether a page of this origin was served by this host."""
     try:
-        return urlsplit(url).netloc
+        return bool(host) and urlsplit(origin).netloc == host
     except ValueError:
-        return ""
-
-
-def _hostname(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+        return False
 
 
 async def principal_of(connection: HTTPConnection, *scopes: Scope) -> Principal:

@@ -146,7 +146,10 @@ class Service(OpenedInBlock):
         for tenant in self.tenants:
             pool = tenant.runtime.pool
             sandboxes = (len(pool.idle), pool.busy, pool.starting) if pool is not None else (0, 0, 0)
-            yield tenant.name, TenantState(*self.admission.counts(tenant.name), *sandboxes, tenant.sessions.open_count)
+            yield (
+                tenant.name,
+                TenantState(*self.admission.queue.counts(tenant.name), *sandboxes, tenant.sessions.open_count),
+            )
 
     def _share(self, tenant: str) -> Share:
         settings = self.config.tenant(tenant)

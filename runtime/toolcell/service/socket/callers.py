@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.routing import WebSocketRoute
@@ -22,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close
 
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.service.authentication import principal_of
+from toolcell.service.authentication import is_origin_of, principal_of
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_of
 from toolcell.service.receiving import Receiving
@@ -371,13 +370,7 @@ def check_origin(websocket: WebSocket) -> None:
         Problem: it is such a page (403).
     """
     origin = websocket.headers.get("origin")
-    if origin is None:
-        return
-    try:
-        place = urlsplit(origin).netloc
-    except ValueError:
-        place = ""
-    if not place or place != websocket.headers.get("host", ""):
+    if origin is not None and not is_origin_of(origin, websocket.headers.get("host", "")):
         raise Problem(403, "forbidden", "Not allowed", f"a web page of {origin!r:.80} opened this connection")
 
 

@@ -16,7 +16,7 @@ from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, 
 from toolcell.results import ToolCallRecord
 from toolcell.run import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.failures import raised_for
-from toolcell.service.socket.link import RequestLost, ServiceLink
+from toolcell.service.socket.link import Asked, RequestLost, ServiceLink
 from toolcell.service.socket.messages import Message, Notification, Request, Response
 from toolcell.service.socket.values import failed_answer, plain_answer, read_answer, reader, unusable
 from toolcell.tools import (
@@ -167,7 +167,7 @@ class Exchange:
     def __init__(self, link: ServiceLink, tools: CallerTools, handlers: RunHandlers = NO_HANDLERS) -> None:
         self._link, self._tools, self._handlers = link, tools, handlers
         self._id = 0
-        self._inbox: asyncio.Queue[Message | RequestLost] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Message | RequestLost | None] = asyncio.Queue()
         self._run_id = ""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self.records: list[ToolCallRecord] = []
@@ -175,28 +175,6 @@ class Exchange:
         self._began = time.perf_counter()
         self._failure: BaseException | None = None
         """What is raised in the place of the answer."""
-
-    # What its link tells.
-
-    def arrive(self, message: Message) -> None:
-        """Take what the service says about it."""
-        self._inbox.put_nowait(message)
-
-    def interrupt(self) -> bool:
-        """Drop the calls under way: to the service, it is unknown whether they were made. Whoever is told what happens
-        would not be told all of it over another connection."""
-        for task in self._calls.values():
-            task.cancel()
-        if self._handlers.on_log is None and self._handlers.on_progress is None and not self._tools.is_heard:
-            return True
-        self.lose(RequestLost("the connection was lost, and with it what happened meanwhile", is_begun=True))
-        return False
-
-    def lose(self, lost: RequestLost) -> None:
-        """Note that nothing more comes."""
-        self._inbox.put_nowait(lost)
-
-    # For whoever asks.
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
         """Ask for something, and return the value of the answer.
@@ -210,7 +188,9 @@ class Exchange:
 
         Cancellation: the run is ended, and its end is waited for, for a short while.
         """
-        self._id = await self._link.ask(self, method, params)
+        handlers, is_noted = self._handlers, self._tools.is_heard
+        is_told = handlers.on_log is not None or handlers.on_progress is not None or is_noted
+        self._id = await self._link.ask(Asked(self._inbox, is_told), method, params)
         watching = asyncio.create_task(self._watch_cancel()) if self._handlers.cancel is not None else None
         try:
             last = await self._until_last()
@@ -245,6 +225,9 @@ class Exchange:
                     return last
                 case RequestLost() as lost:
                     raise lost
+                case None:  # to the service, it is unknown whether the calls under way were made
+                    for task in self._calls.values():
+                        task.cancel()
                 case Request(ident, "tool", params):
                     self._begin_call(ident, _read_call(params))
                 case Request(ident, method, params):

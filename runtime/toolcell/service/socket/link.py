@@ -12,7 +12,7 @@ import secrets
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection
@@ -93,18 +93,14 @@ class RequestLost(Exception):
         self.is_begun = is_begun
 
 
-class Asked(Protocol):
+@dataclass(frozen=True, slots=True)
+class Asked:
     """A request of this client that is under way."""
 
-    def arrive(self, message: Message) -> None:
-        """Take what the service says about it."""
-
-    def interrupt(self) -> bool:
-        """Note that the connection was lost; return whether the request is to be asked for over the next one."""
-        ...
-
-    def lose(self, lost: RequestLost) -> None:
-        """Note that nothing more comes."""
+    inbox: asyncio.Queue[Message | RequestLost | None]
+    """What the service says about it. None: the connection was lost, and the next one is waited for."""
+    is_told: bool
+    """Somebody is told what happens meanwhile. It would not be all of it over another connection."""
 
 
 class ServiceLink:
@@ -212,9 +208,10 @@ class ServiceLink:
             self._lose_all(self.problem)
         finally:
             self._connection = None
-            for ident, asked in [*self._asked.items()]:
-                if not asked.interrupt():
-                    del self._asked[ident]
+            cut = RequestLost("the connection was lost, and with it what happened meanwhile", is_begun=True)
+            for asked in self._asked.values():
+                asked.inbox.put_nowait(cut if asked.is_told else None)
+            self._asked = {ident: asked for ident, asked in self._asked.items() if not asked.is_told}
             try:
                 await websocket.close()
             finally:  # closed politely, or at once if this is cancelled
@@ -233,7 +230,7 @@ class ServiceLink:
         if self.home != bounds.home:
             self._lose_all(FORGOTTEN)
         for ident in self._asked.keys() - {*bounds.open}:
-            self._asked.pop(ident).lose(RequestLost("it did not reach the service", is_begun=False))
+            self._asked.pop(ident).inbox.put_nowait(RequestLost("it did not reach the service", is_begun=False))
         self.home, self._grace_s, self.message_bytes = bounds.home, bounds.grace_s, bounds.message_bytes
         self._most, self.refusal, self._connection = bounds.requests, None, connection
         untold, self._untold = self._untold, []
@@ -245,13 +242,13 @@ class ServiceLink:
         ident = message.id if isinstance(message, Response) else message.params.get("request")
         asked = self._asked.get(ident) if type(ident) is int else None
         if asked is not None:
-            asked.arrive(message)
+            asked.inbox.put_nowait(message)
         elif isinstance(message, Request) and self._connection is not None:  # of a run for which nobody waits here
             self._connection.post(Response(message.id, None, failed_answer("nobody waits for its run any more")))
 
     def _lose_all(self, reason: str) -> None:
         for asked in self._asked.values():
-            asked.lose(RequestLost(reason, is_begun=True))
+            asked.inbox.put_nowait(RequestLost(reason, is_begun=True))
         self._asked.clear()
         self._untold.clear()
 
