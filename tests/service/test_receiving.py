@@ -82,6 +82,9 @@ async def test_a_message_counts_until_its_request_has_its_place(tmp_path: Path) 
         await until(lambda: len(service.runs) == 1 and service.receiving.held_bytes == 0)
         waiting = asyncio.create_task(second.execute_code("len(x)", inputs={"x": "x" * 100_000}))
         await until(lambda: service.receiving.held_bytes > 100_000)
+        held = service.receiving.held_bytes
+        assert await second.kept_sessions() == []  # gives back its own bytes, once
+        await until(lambda: service.receiving.held_bytes == held)
         running.cancel()
         assert (await waiting).value == 100_000
         assert service.receiving.held_bytes == 0

@@ -95,16 +95,16 @@ class Caller:
             if request.answer:
                 connection.post_body(request.answer)
 
-    def take(self, message: Message, give_back: Callable[[], None]) -> None:
-        """Take what the caller says.
+    def take(self, message: Message, connection: Connection, size: int) -> None:
+        """Take what the caller says. `connection` counts its `size` as being received.
 
         Raises:
             RemoteProtocolError: it may not say that.
         """
         if isinstance(message, Request):
-            self._begin(message, give_back)
+            self._begin(message, connection, size)
             return
-        give_back()
+        connection.give_back(size)
         if isinstance(message, Response):
             self.channel.answered(message.id, message.result)
             return
@@ -130,13 +130,13 @@ class Caller:
             await asyncio.wait(self._running)
         await self._session.close()
 
-    def _begin(self, ask: Request, give_back: Callable[[], None]) -> None:
+    def _begin(self, ask: Request, connection: Connection, size: int) -> None:
         if ask.id <= self._highest:
             raise RemoteProtocolError(f"request {ask.id} after request {self._highest}")
         if max(len(self._requests), len(self._running) // 2) >= self._most:
             raise RemoteProtocolError(f"more than {self._most} requests are under way")
         self._highest = ask.id
-        request = self._requests[ask.id] = ServedRequest(self.channel, ask, give_back)
+        request = self._requests[ask.id] = ServedRequest(self.channel, ask, connection, size)
         task = asyncio.get_running_loop().create_task(self._serve(request))
         self._running[task] = request
         task.add_done_callback(self._running.pop)
@@ -273,7 +273,7 @@ class Callers:
                 caller.greet(connection, hello, grace_s=float(self._grace_s), **bounds)
                 while True:
                     message, size = await connection.receive()
-                    caller.take(message, partial(connection.give_back, size))
+                    caller.take(message, connection, size)
         except LOST as exc:
             if isinstance(exc, ConnectionClosed) and exc.rcvd is not None and exc.rcvd.code == ENDED:
                 stay_s = 0.0

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -262,9 +262,10 @@ class Channel:
 class ServedRequest:
     """A request of a caller, until the caller forgets it."""
 
-    def __init__(self, channel: Channel, ask: Request, give_back: Callable[[], None]) -> None:
-        """`give_back`: its bytes do not count any more as being received."""
-        self._channel, self.id, self.method, self.admitted = channel, ask.id, ask.method, give_back
+    def __init__(self, channel: Channel, ask: Request, connection: Connection, size: int) -> None:
+        """`connection`: over which it came; it counts its `size`."""
+        self._channel, self.id, self.method = channel, ask.id, ask.method
+        self._came_over, self._counted = connection, size
         self.arguments: dict[str, Any] = dict(ask.params)
         self.cancel = anyio.Event()
         """Ends its run with outcome `cancelled`."""
@@ -272,6 +273,11 @@ class ServedRequest:
         self.answer = b""
         """It is kept: the connection may be lost before the caller has it."""
         self._unacknowledged = 0
+
+    def admitted(self) -> None:
+        """Note that its bytes do not count any more as being received. Safe to call twice."""
+        self._came_over.give_back(self._counted)
+        self._counted = 0
 
     # What the caller is told.
 
