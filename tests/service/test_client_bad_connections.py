@@ -32,7 +32,8 @@ def hello(name: str = "me", version: int = SOCKET_VERSION, asked: tuple[int, ...
 
 async def heard(there: Any) -> Message:
     """Return the next message of the service, which is a short one."""
-    return MESSAGES.decode(await there.recv())
+    async with asyncio.timeout(60):
+        return MESSAGES.decode(await there.recv())
 
 
 async def greeted(there: Any, name: str = "me", *asked: int) -> dict[str, Any]:
