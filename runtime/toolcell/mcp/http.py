@@ -186,18 +186,5 @@ async def serve_http(
         access_log=False,
         timeout_graceful_shutdown=END_S,
     )
-    http = HttpServer(config)
-    async with server, anyio.create_task_group() as tasks:
-        ended = anyio.Event()
-
-        async def serve() -> None:
-            with anyio.CancelScope(shield=True):
-                await http.serve([listener])
-            ended.set()
-
-        tasks.start_soon(serve)
-        on_ready(url_of(listener, PATH))
-        try:
-            await ended.wait()
-        finally:
-            http.should_exit = True
+    async with server:
+        await HttpServer(config).serve_until_cancelled(listener, lambda: on_ready(url_of(listener, PATH)))

@@ -71,12 +71,6 @@ async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str
     check_tls(service)
     http = HttpServer(_uvicorn_config(app, service))
     async with service, anyio.create_task_group() as tasks:
-        ended = anyio.Event()
-
-        async def run() -> None:
-            with anyio.CancelScope(shield=True):
-                await http.serve([listener])
-            ended.set()
 
         async def end_at_signal() -> None:
             async for _ in _signals():
@@ -90,14 +84,10 @@ async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str
             await service.drain(service.config.drain_s)
             http.should_exit = True
 
-        tasks.start_soon(run)
         tasks.start_soon(end_at_signal)
         url = url_of(listener)
-        on_event(f"serving {url if service.config.tls_cert is None else url.replace('http:', 'https:', 1)}")
-        try:
-            await ended.wait()
-        finally:
-            http.should_exit = True
+        url = url if service.config.tls_cert is None else url.replace("http:", "https:", 1)
+        await http.serve_until_cancelled(listener, lambda: on_event(f"serving {url}"))
         tasks.cancel_scope.cancel()
 
 

@@ -6,10 +6,11 @@ import asyncio
 import errno
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import anyio
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +43,23 @@ class HttpServer(uvicorn.Server):
         """End. Requests that do not end by themselves are cancelled, which uvicorn logs as an error."""
         with quiet_loggers("uvicorn.error"):
             await super().shutdown(sockets)
+
+    async def serve_until_cancelled(self, listener: socket.socket, on_ready: Callable[[], object]) -> None:
+        """Serve until this is cancelled, or until somebody sets `should_exit`; then end the connections."""
+        ended = anyio.Event()
+
+        async def serve() -> None:
+            with anyio.CancelScope(shield=True):
+                await self.serve([listener])
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            try:
+                on_ready()
+                await ended.wait()
+            finally:
+                self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
