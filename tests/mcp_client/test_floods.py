@@ -137,8 +137,10 @@ async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: 
 
     never, read = anyio.create_memory_object_stream[Any](0)
     write, taken = anyio.create_memory_object_stream[Any](0)
+    items: Any = ((item, 0) async for item in read)
+    of_server = traffic.Traffic("x", ToolPages())
     with never, read, write, taken:
-        async with transports._bounded(read, write, traffic.Traffic("x", ToolPages()), give_up) as (_, outbox):
+        async with transports.bounded(items, lambda each, _: write.send(each), of_server, give_up) as (_, outbox):
             with anyio.fail_after(60):
                 await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
                 await told.wait()

@@ -99,7 +99,9 @@ async def test_a_flood_over_http_is_read_slowly_and_whole(monkeypatch: pytest.Mo
         sending.send_nowait(notice)
     sending.close()
     began, of_server = time.monotonic(), traffic.Traffic("x", ToolPages())
-    async with transports._bounded(read, None, of_server, pytest.fail) as (slow, _):
+    items: Any = ((item, 0) async for item in read)
+    write: Any = None
+    async with transports.bounded(items, write, of_server, pytest.fail) as (slow, _):
         assert [each async for each in slow] == [notice] * 30
     read.close()
     assert of_server._pace.is_slowed and time.monotonic() - began >= 24 / 100

@@ -260,7 +260,7 @@ class ProcessTransport:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._read_stderr, process)
             try:
-                async with _bounded(self._items(process), self._write, traffic, self._give_up, _packed) as streams:
+                async with bounded(self._items(process), self._write, traffic, self._give_up, _packed) as streams:
                     try:
                         yield streams
                     finally:
@@ -425,12 +425,11 @@ class HttpTransport:
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
-            _bounded(
+            bounded(
                 ((item, 0) async for item in read),
                 lambda message, _: write.send(message),
                 Traffic(self.host, self.listing),
                 self._give_up,
-                lambda message: None,
             ) as streams,
         ):
             yield streams
@@ -441,12 +440,12 @@ class HttpTransport:
 
 
 @asynccontextmanager
-async def _bounded(
+async def bounded(
     items: AsyncGenerator[Item],
     write: Callable[[SessionMessage, bytes | None], Awaitable[None]],
     traffic: Traffic,
     give_up: Callable[[str], None],
-    pack: Callable[[SessionMessage], bytes | None],
+    pack: Callable[[SessionMessage], bytes | None] = lambda message: None,
 ) -> AsyncIterator[Streams]:
     """Yield streams of messages: what is read has its pace, and what is written is waited for by nobody."""
     to_session, from_server = anyio.create_memory_object_stream[Any](0)
