@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -283,6 +284,27 @@ def test_want_of_a_key_is_said_once_and_is_no_sign_of_a_change(filled: Ledger, t
     assert status == exits.USAGE
     assert out.count(needed) == 1
     assert out.splitlines()[-1].startswith("not checked")
+
+
+def test_a_whole_record_is_copied_while_it_is_written(filled: Ledger, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with filled.opened() as recorder:
+        filled.run(recorder, SCRIPT, [], context=RunContext(run_id="cccc3333"))
+        assert invoke("export", "--all", "-o", copy, filled.path)[0] == 0
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    (elsewhere := tmp_path / "heads.json").write_text("[]")  # a machine that has seen no later end of this record
+    assert invoke("verify", copy, "--head", elsewhere)[0] == 0
+    assert {"aaaa1111", "cccc3333"} <= {each["id"] for each in json.loads(invoke("list", copy, "--json")[1])}
+    content = copy.read_bytes()
+    for words, said in (
+        (["--all", "-o", copy, filled.path], "copy.db"),
+        (["--all", filled.path], "-o COPY"),
+        (["--all", "-o", tmp_path / "b", filled.path, "last"], "no RUN"),
+        (["--all", "-o", tmp_path / "no" / "b", filled.path], "cannot write"),
+    ):
+        status, _, err = invoke("export", *words)
+        assert status != exits.OK and said in " ".join(err.split()), err
+    assert copy.read_bytes() == content
 
 
 def test_an_export_says_who_can_verify_it(filled: Ledger, tmp_path: Path) -> None:

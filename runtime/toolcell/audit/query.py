@@ -6,10 +6,12 @@ hashes and signatures.
 
 from __future__ import annotations
 
+import os
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -127,6 +129,24 @@ class Index:
     def verifiers(self) -> list[Verifier]:
         """The keys that it trusts."""
         return [*self._verifiers.values()]
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the whole record to a new file that only its owner may read, also while others write to it.
+
+        Raises:
+            BadInput: the file exists or cannot be written.
+            AuditError: the record is damaged, or another process keeps it locked.
+        """
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError as exc:
+            raise store.BadInput(f"cannot write {path}: {store.why(exc)}") from exc
+        try:
+            with store.translated(self.path, "copy"), closing(sqlite3.connect(path)) as copy:
+                self._db.backup(copy)
+        except BaseException:
+            path.unlink()
+            raise
 
     def state(self) -> object:
         """Return what differs once somebody has written to the record."""

@@ -97,8 +97,14 @@ def check(
 
 
 def export(
-    target: DirAndRun,
+    target: DirAndRun = [],  # noqa: B006 - Typer's default
     *,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="The whole record, as one of its own, also while it is written; with -o and without RUN."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RUN.receipt.json; - is stdout.")
     ] = None,
@@ -108,6 +114,12 @@ def export(
     If the log is signed with Ed25519, the public key is enough; by default it is signed with an HMAC key, which is
     needed to verify.
     """
+    if whole:
+        if output is None or len(target) > 1:
+            raise UsageError("`toolcell audit export [FILE] --all -o COPY` copies a whole record: it takes no RUN")
+        with opened(Path(target[0]) if target else None) as index:
+            index.copy_to(output)
+        return
     directory, wanted = split_target(target)
     with opened(directory) as index:
         summary = index.find(wanted)
