@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
-from toolcell.support.checks import fields_known
-from toolcell.support.spelling import closest
+from toolcell.support.checks import closest, fields_known
 from toolcell_bridge.wire.frozen import frozen
 
 FlowAction = Literal["ask", "deny"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from toolcell.errors import UsageError
-from toolcell.support.spelling import suggestion
+from toolcell.support.checks import suggestion
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:

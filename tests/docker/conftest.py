@@ -12,7 +12,7 @@ from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import build, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
-from toolcell.sandbox.docker.shared.container import DirectProxy
+from toolcell.sandbox.docker.shared.backend import DirectProxy
 
 from .docker_sandboxes import LIMITS
 from .shared_sandboxes import tools

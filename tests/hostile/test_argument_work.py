@@ -25,7 +25,7 @@ from rows import each_row
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.pydantic_types import MOST_OF_ONE_HASH
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS
-from toolcell.support.spelling import closest
+from toolcell.support.checks import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
 
 pytestmark = pytest.mark.quick

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from rows import each_row
-from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller, context_of_node
+from toolcell.sandbox.node.connection import SecureChannel, context_of_caller, context_of_node
 
 NODE = context_of_node()
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from toolcell.support.spelling import closest, did_you_mean, suggestion
+from toolcell.support.checks import closest, did_you_mean, suggestion
 
 pytestmark = pytest.mark.quick
 

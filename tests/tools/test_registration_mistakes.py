@@ -25,7 +25,7 @@ from toolcell import (
 from toolcell.agents import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.results import ExecutionResult
-from toolcell.support.spelling import closest
+from toolcell.support.checks import closest
 from toolcell.tools import AgentTool, Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
 
 pytestmark = pytest.mark.quick

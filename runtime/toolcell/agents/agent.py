@@ -21,7 +21,6 @@ from toolcell.calls.context import current
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import new_id
 from toolcell.control import (
-    DENIED,
     Denial,
     RepairingScripts,
     ResumeDecision,
@@ -36,9 +35,8 @@ from toolcell.results import RevertResult, Suspension
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
-from toolcell.support.checks import check_kind, keywords_known
+from toolcell.support.checks import check_kind, keywords_known, suggestion
 from toolcell.support.loop_thread import wait_for
-from toolcell.support.spelling import suggestion
 from toolcell.tools import (
     CODE_TOOL,
     CodeRuntime,
@@ -242,7 +240,7 @@ class Agent:
         if approvals is not None:
             run = run.having(approvals)
         elif self._on_approval == "deny":
-            run = run.having(Denial(DENIED))
+            run = run.having(Denial())
         ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls()
         own = run.having(made).child(check_types=run.check_types or "warn")
         try:

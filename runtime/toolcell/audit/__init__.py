@@ -8,38 +8,30 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED", "VERIFIED",
-    "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head", "HmacKey", "Index",
-    "Match", "Place", "ReceiptCheck", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report",
-    "RunChange", "RunSummary", "Searched", "ShownCall", "ShownLine", "Signer", "Sink", "SpanSink", "ToolContent",
-    "Verifier", "compare_runs", "default_key_path", "end_ns", "exporting_sink", "json_line", "jsonable", "key_ranges",
-    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
-    "retired_keys", "save_private", "saved_heads", "search",
-    "shown_calls", "shown_facts", "shown_files", "shown_lines", "shown_output", "shown_results", "shown_text",
-    "to_html", "tool_table", "unreadable_line", "verify", "visible",
+    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
+    "VERIFIED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
+    "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange",
+    "RunSummary", "Searched", "ShownCall", "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent",
+    "Verifier", "compare_runs", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
+    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt",
+    "removals", "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line",
+    "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import RecordConfig, ToolContent
     from toolcell.audit.events import lines_of, unreadable_line
-    from toolcell.audit.filters import Filter, Place
+    from toolcell.audit.filters import Filter
     from toolcell.audit.html import (
         TRUST_TEXTS,
         ShownCall,
         ShownLine,
-        end_ns,
-        shown_calls,
-        shown_facts,
-        shown_files,
-        shown_lines,
-        shown_output,
-        shown_results,
+        ShownRun,
         shown_text,
         to_html,
         visible,
     )
-    from toolcell.audit.key_ranges import retired_keys
     from toolcell.audit.keys import (
         WHERE_KEYS_ARE,
         Ed25519Signer,
@@ -55,7 +47,6 @@ if TYPE_CHECKING:
     from toolcell.audit.otel import SpanSink, exporting_sink
     from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary, tool_table
     from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable, not_recorded
-    from toolcell.audit.receipt import ReceiptCheck
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.retention import removals
@@ -72,12 +63,8 @@ else:
         {
             "toolcell.audit.config": "RecordConfig ToolContent",
             "toolcell.audit.events": "lines_of unreadable_line",
-            "toolcell.audit.filters": "Filter Place",
-            "toolcell.audit.html": (
-                "TRUST_TEXTS ShownCall ShownLine end_ns shown_calls shown_facts shown_files shown_lines "
-                "shown_output shown_results shown_text to_html visible"
-            ),
-            "toolcell.audit.key_ranges": "retired_keys",
+            "toolcell.audit.filters": "Filter",
+            "toolcell.audit.html": ("TRUST_TEXTS ShownCall ShownLine ShownRun shown_text to_html visible"),
             "toolcell.audit.keys": (
                 "WHERE_KEYS_ARE Ed25519Signer HmacKey Signer Verifier default_key_path load_signer load_verifier "
                 "save_private"
@@ -86,7 +73,6 @@ else:
             "toolcell.audit.otel": "SpanSink exporting_sink",
             "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary tool_table",
             "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable not_recorded",
-            "toolcell.audit.receipt": "ReceiptCheck",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.retention": "removals",

@@ -57,9 +57,21 @@ class ShownLine:
     failed: bool
 
 
+class ShownRun:
+    """A run as a page shows it."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self.ended_ns = _end_ns(run)
+        """When it ended, or the last of it that is known, since the epoch."""
+        self.calls = _calls(run, self.ended_ns)
+        self.lines = _lines(run, self.calls)
+        self.facts = [*_facts(run)]
+        self.output, self.results, self.files = _output(run), [*_results(run)], _files(run)
+
+
 def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) -> str:
     """Return the page."""
-    calls = shown_calls(run)
+    shown = ShownRun(run)
     css, trust_text = TRUST_TEXTS[trust]
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
@@ -74,13 +86,13 @@ def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) ->
             trust_class=css,
             trust_text=trust_text,
             made_at=time_of(made_ns),
-            facts=[*shown_facts(run), ("log", log)],
-            lines=shown_lines(run, calls),
-            calls=[*calls.values()],
-            span=f"{end_ns(run) / 1e6 - run.started_ns / 1e6:.3f} ms",
-            output=shown_output(run),
-            results=[*shown_results(run)],
-            files=shown_files(run),
+            facts=[*shown.facts, ("log", log)],
+            lines=shown.lines,
+            calls=[*shown.calls.values()],
+            span=f"{shown.ended_ns / 1e6 - run.started_ns / 1e6:.3f} ms",
+            output=shown.output,
+            results=shown.results,
+            files=shown.files,
         )
     )
 
@@ -119,7 +131,7 @@ def _style() -> str:
 # What is shown
 
 
-def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
+def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     yield "outcome", run.outcome
     yield "started", time_of(run.started_ns)
     if run.ended_ns is not None:
@@ -161,13 +173,13 @@ def shown_text(value: Any, tables: Callable[[AnyTable], Any] = lambda table: str
     return json.dumps(jsonable(value, tables=tables), ensure_ascii=False, indent=1)
 
 
-def end_ns(run: RecordedRun) -> int:
+def _end_ns(run: RecordedRun) -> int:
     times = [run.ended_ns or 0, *(call.ended_ns or call.started_ns for call in run.calls)]
     return max(run.started_ns + 1, *times)
 
 
-def shown_calls(run: RecordedRun) -> dict[int, ShownCall]:
-    span = end_ns(run) - run.started_ns
+def _calls(run: RecordedRun, ended_ns: int) -> dict[int, ShownCall]:
+    span = ended_ns - run.started_ns
     return {call.number: _call(call, run.started_ns, span) for call in run.calls}
 
 
@@ -181,7 +193,7 @@ def _call(call: RecordedCall, started_ns: int, span_ns: int) -> ShownCall:
     return ShownCall(label, css, start, min(BAR_WIDTH - start, max(2, lasts)), parts)
 
 
-def shown_lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
+def _lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
     if run.source is None:
         return []
     by_line: dict[int | None, list[ShownCall]] = {}
@@ -194,14 +206,14 @@ def shown_lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownL
     ]
 
 
-def shown_output(run: RecordedRun) -> list[tuple[str, str]]:
+def _output(run: RecordedRun) -> list[tuple[str, str]]:
     logs = run.end.get("logs") or ()
     texts = {stream: "".join(text for each, text in logs if each == stream) for stream in ("stdout", "stderr")}
     others = [("printed elsewhere", text) for stream, text in logs if stream not in texts]
     return [(f"Printed to {stream}", text) for stream, text in texts.items() if text] + others
 
 
-def shown_results(run: RecordedRun) -> Iterable[tuple[str, str]]:
+def _results(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if run.end.get("has_value"):
         yield "Result", shown_text(run.end["value"])
     if error := run.end.get("error"):
@@ -210,7 +222,7 @@ def shown_results(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "End", "No end is recorded: the run is under way, or its host was killed."
 
 
-def shown_files(run: RecordedRun) -> list[tuple[Any, ...]]:
+def _files(run: RecordedRun) -> list[tuple[Any, ...]]:
     given = [(name, "given", size, sha256, "") for name, size, sha256, _ in run.start.get("files") or ()]
     returned = run.end.get("files") or ()
     made = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from toolcell.builtin.package import ToolPackage, offered_by
 from toolcell.errors import UsageError
-from toolcell.support.spelling import did_you_mean
+from toolcell.support.checks import did_you_mean
 
 PACKAGES: Mapping[str, str] = {
     "knowledge": "Knowledge",

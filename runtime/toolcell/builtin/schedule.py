@@ -30,8 +30,7 @@ from toolcell.calls.arguments import InvalidArguments
 from toolcell.calls.values import list_names
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
-from toolcell.support.checks import check_count, check_does
-from toolcell.support.spelling import did_you_mean
+from toolcell.support.checks import check_count, check_does, did_you_mean
 from toolcell.support.text import one_line
 from toolcell.tools import (
     MAX_STEPS,

@@ -38,8 +38,7 @@ from toolcell.calls.values import (
     with_text_for_bytes,
 )
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import text_of
-from toolcell.support.spelling import closest
+from toolcell.support.checks import closest, text_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
 # JSON as models write it: in fences, with small mistakes, and broken off

@@ -39,7 +39,7 @@ from toolcell.calls.values import (
     quoted,
 )
 from toolcell.errors import RegistrationError
-from toolcell.support.spelling import did_you_mean
+from toolcell.support.checks import did_you_mean
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import TABLES
 

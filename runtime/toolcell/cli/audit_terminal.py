@@ -31,7 +31,6 @@ from toolcell.audit import (
     BadInput,
     Filter,
     Index,
-    ReceiptCheck,
     RecordedCall,
     RecordedRun,
     Report,
@@ -39,10 +38,11 @@ from toolcell.audit import (
     Verifier,
     default_key_path,
     json_line,
+    key_ranges,
     load_verifier,
     not_recorded,
     read_log_id,
-    retired_keys,
+    receipt,
 )
 from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, table, write_text
@@ -92,7 +92,7 @@ def load_keys(files: list[Path] | None) -> list[Verifier]:
         if files:
             return [load_verifier(path) for path in files]
         path = default_key_path()
-        return [load_verifier(path), *retired_keys(path)]
+        return [load_verifier(path), *key_ranges.retired_keys(path)]
     except AuditError as exc:
         hint = "" if files else f"; name the key to check signatures with, --key FILE: {WHERE_KEYS_ARE}"
         raise UsageError(f"{exc}{hint}") from exc
@@ -107,7 +107,7 @@ def known_keys(files: list[Path] | None) -> list[Verifier]:
     if files:
         return load_keys(files)
     path = default_key_path()
-    found = retired_keys(path)
+    found = key_ranges.retired_keys(path)
     with suppress(AuditError):
         found.insert(0, load_verifier(path))
     return found
@@ -541,7 +541,7 @@ def show_report(report: Report, console: Console) -> None:
     console.print(Text.assemble(result, f"  {counts}"))
 
 
-def show_receipt_check(checked: ReceiptCheck, console: Console) -> None:
+def show_receipt_check(checked: receipt.ReceiptCheck, console: Console) -> None:
     """Write the result of checking a receipt, and its run."""
     for problem in checked.problems:
         console.print(safe(problem, "red"))

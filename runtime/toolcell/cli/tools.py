@@ -24,10 +24,9 @@ from toolcell.cli.terminal import output, print_json, safe, stdout, table, write
 from toolcell.control import ScriptReport, check_scripts
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
-from toolcell.support.checks import check_one_of
-from toolcell.support.spelling import closest
+from toolcell.support.checks import check_one_of, closest
 from toolcell.support.text import one_line
-from toolcell.tools import DETAILS, FOUND, Detail, Origin, SavedScript, ToolDefinition, ToolRegistry, load_scripts
+from toolcell.tools import DETAILS, FOUND, Origin, SavedScript, ToolDefinition, ToolRegistry, load_scripts
 
 # `toolcell tools check`: which saved scripts today's tools would break, and how.
 
@@ -148,7 +147,7 @@ def tools(
         found = registry.definitions()
     if detail:
         names = [each.name for each in found]
-        write_text(stdout(), registry.describe_tools(names, detail=cast("Detail", detail), origin=Origin.MODEL))
+        write_text(stdout(), registry.describe_tools(names, detail=cast(Any, detail), origin=Origin.MODEL))
         return
     show_definitions(found, format, as_json)
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "DENIED", "WAITS", "AlreadyMade", "Approve", "Denial", "Deny", "Draft", "Edit",
+    "WAITS", "AlreadyMade", "Approve", "Denial", "Deny", "Draft", "Edit",
     "PlanRows", "RepairingScripts", "Replay", "ResumeDecision", "ScriptReport", "SuspendingScripts", "Turn",
-    "TurnApprovals", "bound_revert", "check_scripts", "replay", "revert_calls", "revert_spec",
+    "TurnApprovals", "check_scripts", "replay", "revert_calls", "revert_spec",
     "runtime_options", "script_calls",
 ]  # fmt: skip
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from toolcell.control.draft import Draft
     from toolcell.control.repair import RepairingScripts
     from toolcell.control.replays import Replay, replay, runtime_options, script_calls
-    from toolcell.control.revert import bound_revert, revert_calls, revert_spec
-    from toolcell.control.run_control import DENIED
+    from toolcell.control.revert import revert_calls, revert_spec
     from toolcell.control.saved_script_check import ScriptReport, check_scripts
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.suspension import Denial
@@ -31,8 +30,7 @@ else:
             "toolcell.control.draft": "Draft",
             "toolcell.control.repair": "RepairingScripts",
             "toolcell.control.replays": "Replay replay runtime_options script_calls",
-            "toolcell.control.revert": "bound_revert revert_calls revert_spec",
-            "toolcell.control.run_control": "DENIED",
+            "toolcell.control.revert": "revert_calls revert_spec",
             "toolcell.control.saved_script_check": "ScriptReport check_scripts",
             "toolcell.control.steps_of_plans": "PlanRows",
             "toolcell.control.suspension": "Denial",

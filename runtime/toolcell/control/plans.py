@@ -14,7 +14,6 @@ from toolcell.calls.reverts import Reverts
 from toolcell.calls.run_state import RunLink, open_jobs
 from toolcell.calls.values import is_large
 from toolcell.control.dry_runs import DryRuns
-from toolcell.control.run_control import DENIED
 from toolcell.control.script_header import continued_context, who_of
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows, SuspendingSteps
 from toolcell.control.suspension import Denial
@@ -46,7 +45,7 @@ class PlanRuns:
         context = await self._dry_runs.begin(options.dry_run, options.context, on_approval)
         context = context or RunContext(run_id=os.urandom(16).hex())
         if on_approval == "deny":
-            context = context.having(Denial(DENIED))
+            context = context.having(Denial())
         store = self._journals
         if not (on_approval == "suspend" or (store.is_durable and context.feature(DryRun) is None)):
             rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)

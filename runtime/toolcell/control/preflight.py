@@ -16,8 +16,7 @@ from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
 from toolcell.run.run import Run, Script, run_message, sendable
-from toolcell.support.checks import check_kind
-from toolcell.support.spelling import did_you_mean
+from toolcell.support.checks import check_kind, did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 from toolcell_bridge.guest.tool_names import python_path
 

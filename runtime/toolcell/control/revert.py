@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Final
 
 from toolcell.calls.call import RunContext
@@ -73,10 +72,8 @@ async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
     """Run one `revert=` as a tool of its own: it is recorded before it runs, has a timeout, and may fail."""
     call = made.call
     assert call is not None
-    assert call.options.revert is not None
     assert made.result is not None
-    function = bound_revert(call.options.revert, dict(call.args), made.result.guest_value())
-    spec = revert_spec(call.name, function, call.options.timeout_s)
+    spec = revert_spec(call.name, call.options, dict(call.args), made.result.guest_value())
     registry = ToolRegistry([spec])
     try:
         return await registry.dispatch(spec.definition.name, {"args": call.args}, context=run)
@@ -84,18 +81,16 @@ async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
         return ToolResult.fail(f"it was not reverted: {exc}", code=ErrorCode.UNAVAILABLE)
 
 
-def revert_spec(tool: str, function: Callable[..., Any], timeout_s: float | None) -> ToolSpec:
-    """Return the tool that undoes one call of another one."""
+def revert_spec(tool: str, options: ToolOptions, args: dict[str, Any], value: Any) -> ToolSpec:
+    """Return the tool that undoes one call of another one, with the arguments and the result of the call."""
+    revert = options.revert
+    assert revert is not None
     definition = ToolDefinition(f"revert_{tool}"[:NAME_CHARS], f"Undo a call of {tool}.", SCHEMA)
-    return positional_spec(definition, function, ToolOptions(timeout_s=timeout_s, expose_errors=True))
-
-
-def bound_revert(revert: Callable[..., Any], args: dict[str, Any], value: Any) -> Callable[..., Any]:
-    """Return the function of that tool: a tool's `revert=` with the arguments and the result of a call."""
+    own = ToolOptions(timeout_s=options.timeout_s, expose_errors=True)
     if not is_async(revert):
-        return lambda _args: revert(args, value)
+        return positional_spec(definition, lambda _args: revert(args, value), own)
 
     async def undo(_args: Any) -> Any:
         return await revert(args, value)
 
-    return undo
+    return positional_spec(definition, undo, own)

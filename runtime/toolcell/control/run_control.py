@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from toolcell.calls.call import RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.control.journaled_calls import JournaledCalls
-from toolcell.control.suspension import BELOW, Denial, JournaledStarts, Suspender
+from toolcell.control.suspension import BELOW, DENIED, Denial, JournaledStarts, Suspender
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
@@ -19,8 +19,6 @@ from toolcell.run.run import Run, RunPart
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft
-
-DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
 
 RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""

@@ -26,6 +26,8 @@ makes in parallel come together, so they are suspended together."""
 
 IN_DOUBT: Final = "in doubt: it had started when its host ended, and its result is not known"
 
+DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
+
 BELOW: Final = (
     "it needs approval, and a call below a script's own call cannot wait for it: let the tool that the script calls "
     "require approval, or answer with an approval hook (on_approval='ask')"
@@ -35,7 +37,7 @@ BELOW: Final = (
 class Denial(Approvals):
     """The `Approvals` of a run in which nobody can be asked."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str = DENIED) -> None:
         self._why = why
 
     async def decide(self, call: Call, /) -> Any:

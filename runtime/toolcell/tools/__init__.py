@@ -10,7 +10,7 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DETAILS", "FOUND", "MAX_FOUND", "MAX_STEPS", "MAX_VALUE_CHARS",
     "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approvals", "Approve", "Block", "Budget", "Call",
-    "CallPolicy", "CodeRuntime", "Deny", "Detail", "Edit", "ErrorCode", "Event", "EventBus", "ExecuteCode", "Feature",
+    "CallPolicy", "CodeRuntime", "Deny", "Edit", "ErrorCode", "Event", "EventBus", "ExecuteCode", "Feature",
     "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "Part", "RegisteredTool",
     "RegistrySettings", "RegistryState", "Rewrite", "RunContext", "SavedScript", "Secrets",
     "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
         ToolSpec,
         compile_tool,
     )
-    from toolcell.tools.stubs import DETAILS, SHOWN_CHARS, Detail, check_shown_chars, python_stubs, shown_within
+    from toolcell.tools.stubs import DETAILS, SHOWN_CHARS, check_shown_chars, python_stubs, shown_within
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -115,7 +115,7 @@ else:
                 "check_code_runtime code_result code_spec describe_code describe_failure "
                 "described_sandbox flows_of"
             ),
-            "toolcell.tools.stubs": "DETAILS SHOWN_CHARS Detail check_shown_chars python_stubs shown_within",
+            "toolcell.tools.stubs": "DETAILS SHOWN_CHARS check_shown_chars python_stubs shown_within",
             "toolcell.tools.loading": "load_tools",
             "toolcell.tools.pipeline": "check_arguments ends_run run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",

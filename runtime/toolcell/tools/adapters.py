@@ -18,8 +18,7 @@ from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import SYNONYMS, brief, fields_known
-from toolcell.support.spelling import suggestion
+from toolcell.support.checks import SYNONYMS, brief, fields_known, suggestion
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 from toolcell_bridge.wire.frozen import frozen
 

@@ -72,9 +72,9 @@ from toolcell.calls.values import (
 )
 from toolcell.errors import AuditError, ToolAbort, ToolError
 from toolcell.support import daemon_threads
+from toolcell.support.checks import did_you_mean
 from toolcell.support.event_loop import BegunCoroutine, TimeSlice, clock
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
-from toolcell.support.spelling import did_you_mean
 from toolcell.tools.spec import Middleware, RegisteredTool, RegistryState, permits_all
 from toolcell_bridge.wire.tables import TABLES
 

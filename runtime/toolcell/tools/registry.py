@@ -29,9 +29,8 @@ from toolcell.calls.events import EventBus
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, CallPolicy, Origin
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import brief, check_kind
+from toolcell.support.checks import brief, check_kind, did_you_mean
 from toolcell.support.log import logger_of
-from toolcell.support.spelling import did_you_mean
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.pipeline import OnResult, answer_call, refuse, run_batch, run_call

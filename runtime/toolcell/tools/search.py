@@ -16,10 +16,9 @@ from toolcell.calls.definition import ToolDefinition, provider_name
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
-from toolcell.support.checks import check_count, check_kind
+from toolcell.support.checks import check_count, check_kind, did_you_mean
 from toolcell.support.embeddings import EmbeddingProvider, embed_texts, nearest
 from toolcell.support.log import logger_of
-from toolcell.support.spelling import did_you_mean
 from toolcell.support.vocabulary import fused_ranks, query_words, words
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL

@@ -23,9 +23,8 @@ from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, ValueProblem
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.flows import flow_of
-from toolcell.support.checks import check_count, check_does, check_kind, check_one_of, check_seconds
+from toolcell.support.checks import check_count, check_does, check_kind, check_one_of, check_seconds, suggestion
 from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
-from toolcell.support.spelling import suggestion
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen
 

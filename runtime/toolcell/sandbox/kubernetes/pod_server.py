@@ -22,8 +22,7 @@ from toolcell._version import __version__
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
-from toolcell.sandbox.node.connection import NodeConnection, NodeService
-from toolcell.sandbox.node.secure_channel import context_of_node
+from toolcell.sandbox.node.connection import NodeConnection, NodeService, context_of_node
 from toolcell.sandbox.process.contained_backend import ContainedBackend
 from toolcell.support.files import write_file
 

@@ -19,8 +19,7 @@ from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.backend import DockerBackend
-from toolcell.sandbox.node.connection import NodeConnection, NodeService
-from toolcell.sandbox.node.secure_channel import context_of_node
+from toolcell.sandbox.node.connection import NodeConnection, NodeService, context_of_node
 from toolcell.sandbox.process import packages as environments
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.child_probe import Probe

@@ -22,8 +22,7 @@ import msgpack
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
 from toolcell.sandbox.node import connection
-from toolcell.sandbox.node.connection import FrameBuffer, frame, keep_alive, proof
-from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
+from toolcell.sandbox.node.connection import FrameBuffer, SecureChannel, context_of_caller, frame, keep_alive, proof
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
 from toolcell.support.event_loop import ChangeEvent

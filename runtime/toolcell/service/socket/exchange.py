@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import anyio
 
-from toolcell.control import bound_revert, revert_spec
+from toolcell.control import revert_spec
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, UsageError
 from toolcell.results import ToolCallRecord
 from toolcell.run import NO_HANDLERS, RunHandlers
@@ -143,11 +143,9 @@ class CallerTools:
 
     async def _revert(self, tool_call: AskedCall, context: RunContext) -> ToolResult:
         tool = self._find_tool(tool_call.tool)
-        assert tool.options.revert is not None
         given: Any = tool_call.arguments.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
-        function = bound_revert(tool.options.revert, args, tool_call.arguments.get("result"))
-        spec = revert_spec(tool.name, function, tool.options.timeout_s)
+        spec = revert_spec(tool.name, tool.options, args, tool_call.arguments.get("result"))
         return await ToolRegistry([spec]).execute(spec.definition.name, {"args": args}, context=context)
 
     def _find_tool(self, name: str) -> RegisteredTool:

@@ -12,13 +12,7 @@ from toolcell.audit import (
     RecordedRun,
     ShownCall,
     ShownLine,
-    end_ns,
-    shown_calls,
-    shown_facts,
-    shown_files,
-    shown_lines,
-    shown_output,
-    shown_results,
+    ShownRun,
     shown_text,
 )
 from toolcell.service.viewer.rendering import count, image_kind, seconds, size
@@ -95,30 +89,30 @@ class RunOnPage:
 
 def on_page(run: RecordedRun, first_call: int = 1) -> RunOnPage:
     """Return what the page of a run shows, with a hundred of its calls."""
-    shown = shown_calls(run)
+    shown = ShownRun(run)
     last = first_call + CALLS_PER_PAGE
     chosen = [call for call in run.calls if first_call <= call.number < last]
-    lines = shown_lines(run, shown)
+    lines = shown.lines
     given = run.start.get("files") or ()
     error = run.end.get("error")
     contents = {number: _content(file[3]) for number, file in enumerate(given)}
     return RunOnPage(
         lines=lines[:MAX_LINES],
         more_lines=max(0, len(lines) - MAX_LINES),
-        calls=[_call(call, shown[call.number]) for call in chosen],
+        calls=[_call(call, shown.calls[call.number]) for call in chosen],
         first_call=first_call,
         next_call=last if any(call.number >= last for call in run.calls) else None,
-        span=seconds((end_ns(run) - run.started_ns) / 1e9),
-        output=shown_output(run),
-        results=[(name, text) for name, text in shown_results(run) if name != "Error"],
+        span=seconds((shown.ended_ns - run.started_ns) / 1e9),
+        output=shown.output,
+        results=[(name, text) for name, text in shown.results if name != "Error"],
         error=error if isinstance(error, Mapping) else None,
-        files=shown_files(run),
+        files=shown.files,
         kept=frozenset(number for number, data in contents.items() if data is not None),
         pictures=[number for number, data in contents.items() if data is not None and image_kind(data)],
         bars=[*usage_bars(run)],
         layers=[(str(name), str(text)) for name, text in _mapping(run.isolation, "layers").items()],
         backend=str(run.isolation.get("backend", "")),
-        facts=[(name, text) for name, text in shown_facts(run) if name not in ("isolation", "limits", "used")],
+        facts=[(name, text) for name, text in shown.facts if name not in ("isolation", "limits", "used")],
         is_live=run.outcome == UNFINISHED,
         version=f"{len(run.calls)}-{sum(call.is_finished for call in run.calls)}",
     )

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, Place, RunSummary
+from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, RunSummary
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 from toolcell.service.viewer.site import Visit, page
@@ -75,7 +75,7 @@ def place_text(run: RunSummary) -> str:
     return f"{run.started_ns}.{run.seq}.{run.chain}"
 
 
-def place_of(text: str | None) -> Place | None:
+def place_of(text: str | None) -> tuple[int, int, str] | None:
     """Return the place that a part of an address names.
 
     Raises:
@@ -89,7 +89,7 @@ def place_of(text: str | None) -> Place | None:
     return int(match[1]), int(match[2]), match[3]
 
 
-def page_before(index: Index, wanted: Filter, before: Place | None) -> RunPage:
+def page_before(index: Index, wanted: Filter, before: tuple[int, int, str] | None) -> RunPage:
     """Return the runs behind a place, or the newest."""
     found: list[RunSummary] = []
     looked_at = 0
@@ -107,7 +107,7 @@ def page_before(index: Index, wanted: Filter, before: Place | None) -> RunPage:
     return RunPage(found, "{}.{}.{}".format(*before) if before else "")
 
 
-def runs_after(index: Index, wanted: Filter, after: Place) -> list[RunSummary]:
+def runs_after(index: Index, wanted: Filter, after: tuple[int, int, str]) -> list[RunSummary]:
     """Return the runs that are newer than a place, the newest first; of very many the oldest."""
     new = dataclasses.replace(wanted, after=after, trust=None, limit=None)
     found = index.runs(dataclasses.replace(new, limit=MAX_NEW))[::-1]
