@@ -35,6 +35,12 @@ CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "no inode left": ("for n in range(999): open(str(n), 'w')", {"inodes": 100}, ("Errno 28", "limit inodes")),
     "an object": ("class A: pass\nset_result([A()])", {}, ("result[0]: A is not data", "vars(x)")),
     "a function": ("set_result(len)", {}, ("is not data", "call it")),
+    "a number for files": ("set_result(1, files=5)", {}, ("files= takes paths", "['chart.png']", "not 5")),
+    "a file without a name in Unicode": (
+        "import os\nset_result(1, files=[os.fsdecode(b'a\\xff')])",
+        {},
+        ("'a\\udcff'", "rename the file"),
+    ),
     "a large result": ("set_result('x' * 10**7)", {}, ("result too large", "result_bytes", "files=['result.json']")),
     "too many elements": ("set_result([1] * 10**6)", {}, ("elements", "json.dumps(x)")),
     "more elements": (

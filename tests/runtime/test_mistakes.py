@@ -177,6 +177,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "an input that is not a name": ({"inputs": {"x y": 1}}, "'x y'", "an identifier"),
     "an input named by a number": ({"inputs": {1: 1}}, "1 is not one", "an identifier"),
     "a keyword": ({"inputs": {"class": 1}}, "'class'", "an identifier"),
+    "a ligature": ({"inputs": {"\ufb01": 1}}, "Python reads as 'fi'", "give it that name"),
     "an input that hides call_tool": ({"inputs": {"call_tool": 1}}, "'call_tool'", "choose another one"),
     "an input that hides the module": ({"inputs": {"__name__": 1}}, "'__name__'", "choose another one"),
     "a function as input": ({"inputs": {"f": double}}, "inputs['f']", "not data"),

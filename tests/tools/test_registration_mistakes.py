@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.util import find_spec
@@ -151,6 +152,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a function that takes nothing": (registered("act", "Do it again.", None, lambda: 1), "'act'", "must take (args)"),
     "no function": (registered("act", "Do it again.", None, "act"), "'act'", "a tool is a function"),
     "a function for a schema": (registered("act", "Do it again.", act, act), "'act'", "parameters are not JSON"),
+    "a schema that is no JSON": (
+        registered("act", "Do it again.", {"type": "object", "properties": {"x": {"default": math.nan}}}, act),
+        "'act'", "parameters are not JSON",
+    ),
     "no such type": (lambda: Tool("act", "Do it.").param("x", "str", "a text"), "'str'", "string, integer"),
     "a builder that is not ended": (added(Tool("act", "Do it again, please.")), "'act'", "end with .call(function)"),
     "a tool twice": (lambda: ToolRegistry([act, act]), "'act'", "replace=True"),

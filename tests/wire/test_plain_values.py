@@ -133,6 +133,7 @@ CONVERTED: list[tuple[object, object]] = [
     (range(5, 0, -2), [5, 3, 1]),
     (array("d", [1.5]), [1.5]),
     (collections.UserList([1]), [1]),
+    (collections.UserString("a"), "a"),
     ({"a": 1}.keys(), ["a"]),
     ({"a": 1}.values(), [1]),
     ({"a": 1}.items(), [["a", 1]]),

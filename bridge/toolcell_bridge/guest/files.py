@@ -130,12 +130,14 @@ def requested(files: object) -> list[str]:
     """
     if files is None:
         return []
-    entries = [files] if isinstance(files, (str, os.PathLike)) else list(files)  # type: ignore[call-overload]
+    entries = files if isinstance(files, Iterable) and not isinstance(files, (str, bytes)) else [files]
     names = []
     for entry in entries:
-        path = os.fspath(entry)
+        path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
         if not isinstance(path, str):
-            raise TypeError(f"files must be paths in the workspace, not {type(path).__name__}")
+            raise TypeError(f"files= takes paths in the workspace, such as ['chart.png'], not {path!r:.80}")
+        if any("\ud800" <= char <= "\udfff" for char in path):
+            raise TypeError(f"files= takes names that are valid Unicode, and {path!r:.80} is not; rename the file")
         names.append(path)
     return names
 

@@ -299,6 +299,7 @@ _BY_NAME: Final[dict[tuple[str, str], _Handler]] = {
     ("decimal", "Decimal"): _as_text,
     ("fractions", "Fraction"): _as_text,
     ("pathlib", "PurePath"): _as_text,
+    ("collections", "UserString"): _as_text,
     ("uuid", "UUID"): _as_text,
     ("zoneinfo", "ZoneInfo"): _as_text,
     ("ipaddress", "_IPAddressBase"): _as_text,

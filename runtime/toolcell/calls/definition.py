@@ -282,7 +282,7 @@ class ToolDefinition:
             cure = "json.loads(...)" if isinstance(given, str | bytes) else "ToolDefinition.from_model(...)"
             raise RegistrationError(f"tool {name!r}: parameters must be a dict, not {brief(given)}; write {cure}")
         try:
-            checked = shown = json.dumps(ANYTHING if parameters is None else parameters)
+            checked = shown = json.dumps(ANYTHING if parameters is None else parameters, allow_nan=False)
             if OF_RESULTS in checked:
                 shown = json.dumps(without_names_of_results(parameters))
         except (TypeError, ValueError, RecursionError) as exc:
