@@ -38,6 +38,7 @@ from toolcell.calls.values import (
     with_text_for_bytes,
 )
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support import daemon_threads
 from toolcell.support.checks import closest, text_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
@@ -170,7 +171,8 @@ async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Coll
         ArgumentError: the arguments are not JSON, or the preparation failed.
     """
     if isinstance(received, str):
-        received = parse_arguments(str.__str__(received))
+        text = str.__str__(received)
+        received = await daemon_threads.run_large(parse_arguments, text) if is_large(text) else parse_arguments(text)
     if received is None:  # how several models write "no arguments"
         received = {}
     if prepare is None or not isinstance(received, Mapping):
