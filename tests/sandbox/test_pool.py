@@ -133,6 +133,12 @@ async def test_during_a_burst_what_was_used_is_frozen_and_half_of_the_warm_items
 
 
 @pytest.mark.usefixtures("never_quiet")
+async def test_what_waits_for_too_long_is_replaced_also_when_nothing_happens() -> None:
+    works = Works()
+    async with opened(works, warm=2, idle_s=0.05) as pool:
+        await until(lambda: {0, 1, 2, 3} <= set(works.ended) and len(pool.idle) == 2)
+
+
 async def test_what_cannot_be_frozen_is_ended_at_once() -> None:
     works = Works()
     works.freezes = False

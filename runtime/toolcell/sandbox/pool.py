@@ -9,7 +9,6 @@ are stuck, not that they are many.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -67,10 +66,10 @@ def plan(
 ) -> PoolPlan:
     """Choose how many idle items to end and how many to start.
 
-    Invariants: idle + busy + starting never passes `cap`; only items older than `idle_s` are ended; whoever waits is
+    Invariants: idle + busy + starting never passes `cap`; only items as old as `idle_s` are ended; whoever waits is
     served before spares are made. Unless it is quiet or somebody waits, half of the warm items are enough.
     """
-    expire = sum(age > idle_s for age in ages_s)
+    expire = sum(age >= idle_s for age in ages_s)
     idle = len(ages_s) - expire
     room = cap - busy - starting - idle
     wanted = max(warm if is_quiet or waiting else (warm + 1) // 2, waiting) - idle - starting
@@ -261,21 +260,20 @@ class Pool(Generic[T]):
             while not self._closing.is_set():
                 if self._returned:
                     self._retire_returned()
-                left_s = self._left_s()
-                if left_s <= 0:
-                    self._is_quiet, left_s = True, math.inf
+                if self._left_s() <= 0:
+                    self._is_quiet = True
                     self._end_frozen()
                     self._fill()
-                await self._changed.wait(left_s)
+                await self._changed.wait(self._left_s())
         finally:
             self._is_tended = False
             self._retire_returned()
             self._end_frozen()
 
     def _left_s(self) -> float:
-        """Return how long to wait before used items are ended and spares made."""
+        """Return how long to wait before used items are ended and spares made; when it is quiet, old items replaced."""
         if self._is_quiet:
-            return math.inf
+            return self._idle[0][0] + self._idle_s - self._now() if self._idle else self._idle_s
         at = quiet_from(self._taken_at, self._returned_at, self._in_use)
         return (min(at, self._frozen[0][0] + FROZEN_S) if self._frozen else at) - self._now()
 
