@@ -62,7 +62,7 @@ class Draft(DryRun):
     """The writes of one dry run: of a script, a plan, a batch or an agent. Used in one event loop.
 
     `Runtime.execute_code(..., dry_run=True)` makes one by itself. For everything else there is
-    `RunContext(features=[draft])`; then `Runtime.commit(draft)`.
+    `RunContext().having(draft)`; then `Runtime.commit(draft)`.
     """
 
     def __init__(self, *, keep_s: float = DRAFT_S, clock: Callable[[], float] = time.time) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, get_args
+from typing import Any, Final, NamedTuple, final, get_args
 
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
 from toolcell.calls.call import NO_FEATURES, Call, Feature, Features, Hook, RunContext
@@ -27,9 +27,6 @@ from toolcell.support.checks import check_count, check_does, check_kind, check_o
 from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen
-
-if TYPE_CHECKING:
-    pass
 
 Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any]], Any]

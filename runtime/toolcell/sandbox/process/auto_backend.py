@@ -67,7 +67,7 @@ class AutoBackend(Backend):
         try:
             await self._full.open()
         except IsolationRefused as refused:
-            if self.policy.shell:  # see built_in.NO_SHELL
+            if self.policy.shell:  # see environment.NO_SHELL
                 raise
             from toolcell.sandbox.process.contained_backend import ContainedBackend  # where it is needed
 
