@@ -147,11 +147,12 @@ def test_the_workspace_has_one_name_which_a_copy_of_a_session_finds_too(runtime:
 
 
 SHARED_MEMORY = """
-import mmap
+import mmap, time
 held = [mmap.mmap(-1, 40 << 20) for _ in range(4)]
 for memory in held:
     for at in range(0, 40 << 20, 4096):
         memory[at] = 1
+time.sleep(20)
 """
 
 

@@ -56,7 +56,7 @@ set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1]
 """
     flooding, other = victim.run_together(
         [(source, {}), (honest, {})],
-        limits_of=[{"wall_s": FLOOD_S, "output_flood_bytes": MIB}, {"wall_s": 20 * FLOOD_S}],
+        limits_of=[{"wall_s": FLOOD_S, "output_flood_bytes": MIB}, {"wall_s": 60.0}],
     )
     assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "host_work_limit", "killed")

@@ -37,7 +37,7 @@ SETTLE_S = float(os.environ.get("TOOLCELL_SETTLE_S") or (30.0 if IN_CONTAINERS e
 LOOK_S = 0.02 if IN_CONTAINERS else 0.005
 CALM = 3
 """Looks in a row at which nothing may be out of place."""
-MEETING_S = 25.0
+MEETING_S = 60.0
 
 
 def policy(options: dict[str, Any]) -> Policy:
