@@ -34,16 +34,16 @@ async def test_a_long_text_is_split_embedded_and_counted_away_from_the_event_loo
         threads["chunks_of"].add(threading.get_ident())
         return chunking.chunks_of(*args)  # type: ignore[arg-type]
 
-    def words_of(name: str) -> object:
-        def words(text: str) -> list[str]:
-            threads[name].add(threading.get_ident())
-            return text.split()
+    def words(text: str) -> list[str]:
+        threads["embedded"].add(threading.get_ident())
+        return text.split()
 
-        return words
+    def add_words(*args: object) -> None:
+        threads["counted"].add(threading.get_ident())
 
     monkeypatch.setattr(indexing, "chunks_of", chunks_of)
-    monkeypatch.setattr(hashing, "words", words_of("embedded"))
-    monkeypatch.setattr(sqlite, "words", words_of("counted"))
+    monkeypatch.setattr(hashing, "words", words)
+    monkeypatch.setattr(sqlite.SqliteDialect, "add_words", add_words)
     await Remember(SqliteStore(":memory:"), HashEmbeddings()).remember("word " * (SHORT_CHARS // 4))
     assert all(threads.values()), "each of them was done"
     assert not any(threading.get_ident() in each for each in threads.values())

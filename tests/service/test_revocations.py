@@ -156,9 +156,8 @@ async def test_a_client_that_is_away_is_not_waited_for(shop: Shop) -> None:
         await until(lambda: len(shop.service.runs) == 1)
         (caller,) = shop.service.callers
         client._link._headers["Authorization"] = "Bearer nothing"  # so that it does not come back
-        assert caller.carrying is not None
-        caller.carrying.cancel()
-        caller.carrying = None
+        assert caller.channel.connection is not None
+        caller.channel.connection.end(1011, "lost")
         await until(lambda: caller.leaving is not None)
         shop.revoke()
         await until(lambda: len(shop.service.callers) == len(shop.service.runs) == 0)
