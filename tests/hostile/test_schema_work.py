@@ -21,7 +21,7 @@ import toolcell
 from hostile.counting import calls
 from hostile.loop_silence import watched
 from rows import each_row
-from toolcell import ToolRegistry
+from toolcell import Limits, ToolRegistry
 from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.call import RunScope
@@ -30,9 +30,10 @@ from toolcell.calls.finalize import may_be_data, with_data
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import Text, ToolResult
 from toolcell.calls.schema_walk import ValueCheck
-from toolcell.errors import RegistrationError
+from toolcell.errors import RegistrationError, UsageError
 from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection
+from toolcell.run.run import run_message
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.support.host_work import HostWork
 from toolcell.support.vocabulary import words
@@ -285,7 +286,14 @@ MARKS = "a" + "\u0300\u0323" * 50_000
 """Accents in an order that has to be changed: `unicodedata.normalize` takes seven seconds for it."""
 
 
-@each_row("read", [is_identifier, words], ids=["a property's name", "words of a search"])
+def name_of_an_input(name: str) -> None:
+    with pytest.raises(UsageError, match="which Python reads as"):
+        run_message(1, "1", limits=Limits(), inputs={name: 1})
+
+
+@each_row(
+    "read", [is_identifier, words, name_of_an_input], ids=["a property's name", "words of a search", "an input's name"]
+)
 def test_accents_on_accents_take_linear_time(read: Callable[[str], object]) -> None:
     began = time.process_time()
     read(MARKS)
