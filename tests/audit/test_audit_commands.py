@@ -296,11 +296,14 @@ def test_a_whole_record_is_copied_while_it_is_written(filled: Ledger, tmp_path: 
     assert invoke("verify", copy, "--head", elsewhere)[0] == 0
     assert {"aaaa1111", "cccc3333"} <= {each["id"] for each in json.loads(invoke("list", copy, "--json")[1])}
     content = copy.read_bytes()
+    (open_to_all := tmp_path / "open").mkdir()
+    open_to_all.chmod(0o777)
     for words, said in (
         (["--all", "-o", copy, filled.path], "copy.db"),
         (["--all", filled.path], "-o COPY"),
         (["--all", "-o", tmp_path / "b", filled.path, "last"], "no RUN"),
         (["--all", "-o", tmp_path / "no" / "b", filled.path], "cannot write"),
+        (["--all", "-o", open_to_all / "b", filled.path], "others may"),
     ):
         status, _, err = invoke("export", *words)
         assert status != exits.OK and said in " ".join(err.split()), err

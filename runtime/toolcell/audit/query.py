@@ -25,8 +25,9 @@ from toolcell.audit.records import StoredEvent, hash_digest
 from toolcell.audit.shapes import BLOB_SHAPES
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
 from toolcell.audit.store import UNFINISHED
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import AuditError, StoreError, UsageError
 from toolcell.support.packing import bytes_digest, unpack
+from toolcell.support.sqlite import check_files_beside, check_folder
 
 VERIFIED: Final = "verified"
 """A valid signature covers all events of the run."""
@@ -134,12 +135,14 @@ class Index:
         """Copy the whole record to a new file that only its owner may read, also while others write to it.
 
         Raises:
-            BadInput: the file exists or cannot be written.
+            BadInput: the file exists or cannot be written, or others may put files beside it.
             AuditError: the record is damaged, or another process keeps it locked.
         """
         try:
+            check_folder(path.absolute())
+            check_files_beside(path)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except OSError as exc:
+        except (StoreError, OSError) as exc:
             raise store.BadInput(f"cannot write {path}: {store.why(exc)}") from exc
         try:
             with store.translated(self.path, "copy"), closing(sqlite3.connect(path)) as copy:
