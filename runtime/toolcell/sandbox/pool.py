@@ -260,11 +260,13 @@ class Pool(Generic[T]):
             while not self._closing.is_set():
                 if self._returned:
                     self._retire_returned()
-                if self._left_s() <= 0:
+                left_s = self._left_s()
+                if left_s <= 0:
                     self._is_quiet = True
                     self._end_frozen()
                     self._fill()
-                await self._changed.wait(self._left_s())
+                    left_s = self._left_s()
+                await self._changed.wait(left_s)
         finally:
             self._is_tended = False
             self._retire_returned()

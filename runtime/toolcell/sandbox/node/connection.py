@@ -277,7 +277,7 @@ class NodeConnection(asyncio.Protocol):
             if len(self._unproved) < NONCE_BYTES + PROOF_BYTES:
                 return
             nonce = self._unproved[:NONCE_BYTES]
-            given, data = self._unproved[NONCE_BYTES:][:PROOF_BYTES], self._unproved[64:]
+            given, data = self._unproved[NONCE_BYTES:][:PROOF_BYTES], self._unproved[NONCE_BYTES + PROOF_BYTES :]
             if not hmac.compare_digest(given, proof(self._service.key, b"caller", self._nonce, nonce)):
                 self._transport.abort()
                 return
