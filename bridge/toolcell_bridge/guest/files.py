@@ -130,7 +130,7 @@ def requested(files: object) -> list[str]:
     """
     if files is None:
         return []
-    entries = files if isinstance(files, Iterable) and not isinstance(files, (str, bytes)) else [files]
+    entries = files if isinstance(files, Iterable) and not isinstance(files, (str, bytes, os.PathLike)) else [files]
     names = []
     for entry in entries:
         path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
