@@ -162,7 +162,6 @@ def test_built_in_types_have_another_name_where_a_tool_or_a_field_has_theirs(tmp
     ("schema", "annotation"),
     [
         ({"enum": [1.5, "x", None]}, "float | str | None = None"),
-        ({"type": "number", "default": 1e999}, "float = ..."),
         ({"type": "string", "default": 3}, "str = ..."),
         ({"enum": ["a", "b"], "default": "b"}, "Literal['a', 'b'] = 'b'"),
         ({"enum": ["a", "b"], "default": "c"}, "Literal['a', 'b'] = ..."),
