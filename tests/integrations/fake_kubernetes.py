@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -75,10 +74,6 @@ class ProcessKubelet:
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(toolcell.__file__).parents[up]) for up in (1,))
         environment["PYTHONPATH"] += os.pathsep + str(Path(toolcell.__file__).parents[2] / "bridge")
         environment["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        if environment["TOOLCELL_POD_PORT"] != "0":  # all have this machine's address
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                environment["TOOLCELL_POD_PORT"] = str(free.getsockname()[1])
         command = [sys.executable, *container["command"][1:]]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         self.pods[pod["metadata"]["name"]] = (process, home, environment)

@@ -74,7 +74,6 @@ time.sleep(0.3)
 while True: os.write(bridge, bytes(1 << 20))
 """
 SLEEP = "print('on')\nimport time\ntime.sleep(120)"
-PORT = 8750
 WITHOUT_LANDLOCK = Policy(profile="container", require=CONTAINER_LAYERS - {"landlock"})
 
 registry = ToolRegistry()
@@ -139,9 +138,9 @@ async def refusal_of(cluster: FakeKubernetes, limits: Limits | None = None, **op
             ["calls", "hostile", "deaths"],
             0,
         ),  # a new pod for each case: what another connection changes
-        ({"sandboxes": 8, "port": PORT}, {"connect": "port", "sandboxes_per_pod": 8}, [], 4),
+        ({"sandboxes": 8}, {"sandboxes_per_pod": 8}, [], 4),
     ],
-    ids=["a-pod-each-by-exec", "eight-in-a-pod-by-port"],
+    ids=["a-pod-each", "eight-in-a-pod"],
 )
 def test_the_backend_meets_the_contract_in_pods(
     cluster: FakeKubernetes, settings: dict[str, Any], options: dict[str, Any], groups: list[str], skipped: int
@@ -175,11 +174,11 @@ async def test_a_pod_is_for_one_sandbox_and_goes_with_it(filled: FakeKubernetes)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("options", [{}, {"connect": "port", "sandboxes_per_pod": 8}], ids=["exec", "port"])
+@pytest.mark.parametrize("options", [{}, {"sandboxes_per_pod": 8}], ids=["alone", "shared"])
 async def test_a_script_in_a_pod_installs_what_pip_found_on_the_callers_machine(
     cluster: FakeKubernetes, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    cluster.apply(*pool(sandboxes=8, port=PORT))
+    cluster.apply(*pool(sandboxes=8))
     wheel = make_wheel(tmp_path, "tiny", "1.0", {"tiny/__init__.py": "VALUE = 7", "tiny/long": "x" * 600_000})
     backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
     async with opened([wheel], "tiny", backend=backend, pool=PoolConfig(warm=0)) as (_, runtime):
@@ -293,12 +292,10 @@ async def test_a_run_whose_pod_is_lost_says_so_and_the_next_one_runs(filled: Fak
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("connect", ["exec", "port"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
-async def test_a_shared_pod_that_is_lost_is_used_no_more(cluster: FakeKubernetes, connect: str, is_busy: bool) -> None:
-    cluster.apply(*pool(sandboxes=2, port=PORT if connect == "port" else 0))
-    options: dict[str, Any] = {"connect": connect, "sandboxes_per_pod": 2}
-    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
+async def test_a_shared_pod_that_is_lost_is_used_no_more(cluster: FakeKubernetes, is_busy: bool) -> None:
+    cluster.apply(*pool(sandboxes=2))
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, sandboxes_per_pod=2)
     async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
         await runtime.execute_code("1")
         (first,) = backend.pods
@@ -406,11 +403,9 @@ async def test_a_start_that_is_given_up_while_its_claim_is_made_leaves_none(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("connect", ["exec", "port"])
 async def test_a_guest_that_reads_no_answer_and_floods_its_bridge_makes_the_caller_hold_little(
-    cluster: FakeKubernetes, connect: str
+    filled: FakeKubernetes,
 ) -> None:
-    cluster.apply(*pool(port=PORT if connect == "port" else 0))
     tools, held = ToolRegistry(), [0]
 
     @tools.tool
@@ -430,7 +425,7 @@ async def test_a_guest_that_reads_no_answer_and_floods_its_bridge_makes_the_call
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(backend_module, "NodeStream", Watched)
-        backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, connect=connect)  # type: ignore[arg-type]
+        backend = KubernetesBackend(kubeconfig=filled.kubeconfig)
         limits = Limits(wall_s=4.0)
         async with Runtime(tools, backend=backend, pool=PoolConfig(warm=0), limits=limits) as runtime:
             result = await runtime.execute_code(FLOOD)
@@ -650,16 +645,10 @@ async def test_a_run_that_needs_more_than_its_pod_has_is_refused(filled: FakeKub
     assert "resources.limits.memory" in said
 
 
-@pytest.mark.anyio
-async def test_pods_that_do_not_listen_are_named(filled: FakeKubernetes) -> None:
-    assert "--connect port" in await refusal_of(filled, connect="port")
-
-
 def test_arguments_are_checked() -> None:
     for wrong, said in (
         ({"pool": "Big Pool"}, "pool="),
         ({"namespace": "a/b"}, "namespace="),
-        ({"connect": "ssh"}, "connect"),
         ({"sandboxes_per_pod": 0}, "sandboxes_per_pod"),
         ({"lease_s": 1}, "lease_s"),
         ({"lease_s": "10"}, "lease_s"),
@@ -700,14 +689,13 @@ def engine() -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("connect", ["exec", "port"])
-def test_the_image_of_the_service_runs_as_the_template_says(engine: None, connect: str) -> None:
+def test_the_image_of_the_service_runs_as_the_template_says(engine: None) -> None:
     kubelet = DockerKubelet()
     with FakeKubernetes(kubelet) as cluster:
-        cluster.apply(*pool(port=PORT if connect == "port" else 0))
+        cluster.apply(*pool())
 
         async def main() -> Any:
-            async with runtime_of(cluster, connect=connect) as runtime:
+            async with runtime_of(cluster) as runtime:
                 look = "import os\n[os.getuid(), call_tool('add', a=1, b=2), open('f', 'w').write('x')]"
                 return await runtime.execute_code(look)
 

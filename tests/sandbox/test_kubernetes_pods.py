@@ -55,7 +55,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 @each_row("version", ["1.30", "1.33"])
-@each_row("settings", [{}, {"port": 8750, "sandboxes": 4, "runtime_class": "gvisor"}])
+@each_row("settings", [{}, {"sandboxes": 4, "runtime_class": "gvisor"}])
 def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: dict[str, Any]) -> None:
     kubernetes_validate.validate(pod(**settings), version, strict=True)
     objects = {each["kind"]: each for each in manifests(PodSettings(IMAGE, **settings), namespace="agents")}
@@ -65,15 +65,14 @@ def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: di
     network = objects["SandboxTemplate"]["spec"]["networkPolicy"]
     policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "a"}}
     kubernetes_validate.validate(policy | {"spec": {"podSelector": {}, **network}}, version, strict=True)
-    assert network["egress"] == []
-    assert bool(network["ingress"]) is ("port" in settings)
+    assert network == {"ingress": [], "egress": []}
     reference = objects["SandboxWarmPool"]["spec"]["sandboxTemplateRef"]["name"]
     assert reference == objects["SandboxTemplate"]["metadata"]["name"]
 
 
 def test_the_pods_of_the_template_have_no_weakness() -> None:
     assert weaknesses(pod()) == []
-    assert weaknesses(pod(port=8750, sandboxes=16, runtime_class="gvisor")) == []
+    assert weaknesses(pod(sandboxes=16, runtime_class="gvisor")) == []
     assert weaknesses(changed("initContainers", [{**pod()["spec"]["containers"][0], "name": "prepare"}])) == []
     assert "gvisor" in layers_of(pod(runtime_class="gvisor"))["pid"]
     assert layers_of(changed("hostUsers", False))["user"] == "the pod's"
@@ -237,7 +236,7 @@ def test_the_memory_of_a_pod_holds_all_its_sandboxes() -> None:
 
 
 def test_what_a_pod_tells_is_read_whole_or_refused() -> None:
-    told = PodAddress("0.1.0", b"k" * 32, 8750, "pem")
+    told = PodAddress("0.1.0", b"k" * 32)
     assert PodAddress.unpack(told.pack()) == told
     assert "kkk" not in repr(told)
     with pytest.raises(ValueError, match="not the address"):

@@ -9,7 +9,6 @@ from starlette.testclient import TestClient
 
 from rows import each_row
 from toolcell.audit.store import BadInput, read_log_id
-from toolcell.cli.top import Source
 from toolcell.errors import ServiceUnavailable, UsageError
 from toolcell.service import Client, ServiceConfig, SyncClient, TenantConfig
 from toolcell.service.service import Service
@@ -73,8 +72,6 @@ def test_tools_that_are_given_to_a_client_are_its_registry() -> None:
 
 
 def test_a_service_that_does_not_run_is_missed_in_words_that_help() -> None:
-    with pytest.raises(UsageError, match="does `toolcell serve` run there"):
-        Source("http://127.0.0.1:9", "").read()
     with pytest.raises(ServiceUnavailable, match="does `toolcell serve` run there"):
         SyncClient("http://127.0.0.1:9", connect_s=2).open()
 

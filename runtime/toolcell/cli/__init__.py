@@ -28,7 +28,6 @@ COMMANDS: dict[str, str] = {
     "mcp": "Serve execute_code and your tools to MCP clients.",
     "serve": "Serve sandboxes and tools over HTTP.",
     "tokens": "Create, list, rotate and revoke tokens for `toolcell serve`.",
-    "top": "Watch a service: runs, sandboxes, calls per second.",
     "ui": "Look at recorded runs in a browser.",
     "audit": "List, show, verify, export and replay recorded runs.",
     "images": "Build, list and check the images of the Docker backend.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio
 import typer
@@ -43,16 +43,13 @@ def manifest(
     runtime_class: Annotated[
         str | None, typer.Option("--runtime-class", metavar="NAME", help="RuntimeClass of the pods, such as gvisor.")
     ] = None,
-    connect: Annotated[
-        Literal["exec", "port"], typer.Option(help="How callers reach the pods; port: from inside the cluster only.")
-    ] = "exec",
     service_account: Annotated[
         str, typer.Option("--service-account", help="Service account of the caller.")
     ] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
-    from toolcell.sandbox.kubernetes import IMAGE, PORT, PodSettings, check_name, manifests, to_yaml
+    from toolcell.sandbox.kubernetes import IMAGE, PodSettings, check_name, manifests, to_yaml
 
     names = {"--pool": pool, "--namespace": namespace, "--service-account": service_account}
     for flag, name in (names if runtime_class is None else names | {"--runtime-class": runtime_class}).items():
@@ -67,7 +64,6 @@ def manifest(
         sandboxes=sandboxes,
         cpus=cpus,
         runtime_class=runtime_class,
-        port=PORT if connect == "port" else 0,
     )
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
     shown = {"apiVersion": "v1", "kind": "List", "items": objects}
@@ -88,7 +84,6 @@ def check(
         str | None, typer.Option("--namespace", "-n", help="Namespace of the pool [default: that of the context].")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    connect: Annotated[Literal["exec", "port"], typer.Option(help="How to reach the pods.")] = "exec",
     without: Annotated[
         list[str] | None,
         typer.Option("--without", metavar="LAYER", help="Do not require this layer: landlock under gVisor."),
@@ -98,7 +93,7 @@ def check(
     """Start a sandbox in a pod of the pool, run a script in it, and show its isolation."""
     if unknown := sorted(set(without or ()) - CONTAINER_LAYERS):
         raise UsageError(f"--without {unknown[0]!r}: the layers are {', '.join(sorted(CONTAINER_LAYERS))}")
-    found = anyio.run(_check, pool, namespace, context, connect, frozenset(without or ()))
+    found = anyio.run(_check, pool, namespace, context, frozenset(without or ()))
     if as_json:
         print_json(found)
     elif found["ok"]:
@@ -110,15 +105,13 @@ def check(
     raise typer.Exit(exits.OK if found["ok"] else exits.UNAVAILABLE)
 
 
-async def _check(
-    pool: str, namespace: str | None, context: str | None, connect: Literal["exec", "port"], without: frozenset[str]
-) -> dict[str, Any]:
+async def _check(pool: str, namespace: str | None, context: str | None, without: frozenset[str]) -> dict[str, Any]:
     from toolcell.config import Policy, PoolConfig
     from toolcell.runtime import Runtime
     from toolcell.sandbox.kubernetes import KubernetesBackend
 
     policy = Policy(profile="container", require=CONTAINER_LAYERS - without)
-    backend = KubernetesBackend(pool, namespace=namespace, context=context, connect=connect, policy=policy)
+    backend = KubernetesBackend(pool, namespace=namespace, context=context, policy=policy)
     try:
         async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
             result = await runtime.execute_code("6 * 7")

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "IMAGE", "PORT", "KubernetesBackend", "PodSettings", "check_name", "manifests", "to_yaml",
+    "IMAGE", "KubernetesBackend", "PodSettings", "check_name", "manifests", "to_yaml",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
     from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
-    from toolcell.sandbox.kubernetes.pod_server import PORT
     from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
 else:
     __getattr__, __dir__ = lazy_names(
@@ -19,7 +18,6 @@ else:
         {
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
             "toolcell.sandbox.kubernetes.cluster": "manifests to_yaml",
-            "toolcell.sandbox.kubernetes.pod_server": "PORT",
             "toolcell.sandbox.kubernetes.pods": "IMAGE PodSettings check_name",
         },
     )

@@ -1,6 +1,6 @@
 """`KubernetesBackend`: sandboxes in pods of a warm pool of agent-sandbox, which makes, keeps warm and deletes the pods.
 
-A pod is claimed for one caller, who gets a connection to it for each sandbox: through the API server, or directly.
+A pod is claimed for one caller, who gets a connection to it through the API server for each sandbox.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,6 @@ from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
 from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of
 from toolcell.sandbox.kubernetes.weaknesses import weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
-from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief, check_count, check_kind, check_path
@@ -121,7 +120,6 @@ class UsedPod:
 
     pod: ClaimedPod
     room_bytes: int
-    address: PodAddress | None = None
     busy: int = 0
     has_served: bool = False
     """A sandbox was started in it."""
@@ -162,7 +160,6 @@ class KubernetesBackend(Backend):
         namespace: str | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
-        connect: Literal["exec", "port"] = "exec",
         sandboxes_per_pod: int = 1,
         preload: Sequence[str] = (),
         policy: Policy | None = None,
@@ -172,7 +169,6 @@ class KubernetesBackend(Backend):
         """`pool`: a SandboxWarmPool, as `toolcell kubernetes manifest` describes it.
         `namespace`: None is that of the pod in which this runs, else of the context.
         `kubeconfig`, `context`: as of kubectl; without them the service account of the pod in which this runs is used.
-        `connect`: "exec" goes through the API server, from anywhere; "port" directly to the pods, with TLS.
         `sandboxes_per_pod`: at the same time. With 1 each sandbox gets a pod of its own, used once.
         `policy`: one with the profile "container".
         `ready_s`: how long a pod may take to be there. `lease_s`: after how long a caller's claims end that was killed.
@@ -187,8 +183,6 @@ class KubernetesBackend(Backend):
         if kubeconfig is not None:
             check_path("kubeconfig=", kubeconfig)
         check_kind("context=", context, str, NoneType)
-        if connect not in ("exec", "port"):
-            raise UsageError(f'connect must be "exec" or "port", not {connect!r:.80}')
         timeouts: dict[str, object] = {"ready_s": ready_s, "lease_s": lease_s}
         for what, seconds in timeouts.items():
             if not isinstance(seconds, int | float) or not FEWEST_S <= seconds < math.inf:
@@ -204,7 +198,7 @@ class KubernetesBackend(Backend):
         self.preload = tuple(names_of(preload, "preload"))
         self._settings = pack_settings(self.policy, self.preload)
         self._cluster = Cluster(pool, namespace, kubeconfig, context)
-        self._is_direct, self._slots = connect == "port", sandboxes_per_pod
+        self._slots = sandboxes_per_pod
         self._ready_s, self._lease_s = float(ready_s), float(lease_s)
         self._loop: AsyncioThread | None = None
         self._tasks: TaskGroup | None = None
@@ -378,24 +372,17 @@ class KubernetesBackend(Backend):
         loop, pod = self._loop, used.pod
         if loop is None:
             raise SandboxUnavailable("the Kubernetes backend is not open")
-        if not self._is_direct:
-            ours, address = await loop.call(self._executed, loop, pod.name)
-            try:
-                self._check(address, pod)
-                return await NodeStream.over(ours, f"the pod {pod.name}", address.key)
-            except BaseException:
-                ours.close()
-                raise
-        if used.address is None:
-            used.address = await loop.call(self._address_of, pod.name)
-            self._check(used.address, pod)
-        there = used.address
-        if not there.port:
-            raise SandboxUnavailable(
-                f"the pod {pod.name} does not listen for callers: make the pool with `toolcell kubernetes manifest "
-                '--connect port`, or use connect="exec"'
-            )
-        return await NodeStream.connect(NodeAddress(pod.ip, there.port, there.key, {}, there.certificate))
+        ours, address = await loop.call(self._executed, loop, pod.name)
+        try:
+            if address.version != __version__:
+                raise SandboxUnavailable(
+                    f"the pod {pod.name} has toolcell {address.version}, and this is {__version__}: build the "
+                    "image again, and change the pool's template"
+                )
+            return await NodeStream.over(ours, f"the pod {pod.name}", address.key)
+        except BaseException:
+            ours.close()
+            raise
 
     async def _executed(self, loop: AsyncioThread, pod: str) -> tuple[socket.socket, PodAddress]:
         """Start a relay; runs in the cluster's event loop. Shape: (our end of its bytes, what the pod told)."""
@@ -409,20 +396,6 @@ class KubernetesBackend(Backend):
         ours.setblocking(False)
         loop.spawn(program.carry, theirs)
         return ours, address
-
-    async def _address_of(self, pod: str) -> PodAddress:
-        program = await self._cluster.execute(pod, "address")
-        try:
-            return await program.address()
-        finally:
-            await program.aclose()
-
-    def _check(self, address: PodAddress, pod: ClaimedPod) -> None:
-        if address.version != __version__:
-            raise SandboxUnavailable(
-                f"the pod {pod.name} has toolcell {address.version}, and this is {__version__}: build the "
-                "image again, and change the pool's template"
-            )
 
     # Ending
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from toolcell.errors import MissingPackage, SandboxUnavailable
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
-from toolcell.sandbox.kubernetes.pods import CALLER_LABEL, CONTAINER, RELAY, PodSettings, pod_template
+from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY, PodSettings, pod_template
 from toolcell.support.log import logger_of
 
 # Bytes to and from a program that is executed in a pod, over one WebSocket through the API server.
@@ -150,7 +150,6 @@ class ClaimedPod:
 
     claim: str
     name: str
-    ip: str
     body: Mapping[str, Any] = field(repr=False)
 
 
@@ -295,7 +294,7 @@ class Cluster:
             found = await self._ask("get", "sandboxes", self._helper.get_sandbox(sandbox, self.namespace)) or {}
             pod = ((found.get("metadata") or {}).get("annotations") or {}).get(POD_NAME) or sandbox
             body = await self._ask("get", "pods", self._read_pod(pod))
-            return ClaimedPod(name, pod, str((body.get("status") or {}).get("podIP") or ""), body)
+            return ClaimedPod(name, pod, body)
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self._release_later(name, creating)))
             raise
@@ -362,7 +361,7 @@ class Cluster:
 
     # Programs in pods
 
-    async def execute(self, pod: str, *arguments: str) -> ExecutedProgram:
+    async def execute(self, pod: str) -> ExecutedProgram:
         """Execute a relay in a pod.
 
         Raises:
@@ -376,7 +375,7 @@ class Cluster:
             pod,
             self.namespace,
             container=CONTAINER,
-            command=[*RELAY, *arguments],
+            command=[*RELAY],
             stdin=True,
             stdout=True,
             stderr=True,
@@ -457,7 +456,7 @@ def manifests(
             "spec": {
                 "podTemplate": pod_template(settings),
                 "networkPolicyManagement": "Managed",
-                "networkPolicy": _network(settings),
+                "networkPolicy": {"ingress": [], "egress": []},
                 "envVarsInjectionPolicy": "Disallowed",
             },
         },
@@ -487,14 +486,6 @@ def manifests(
             "subjects": [{"kind": "ServiceAccount", "name": service_account, "namespace": namespace}],
         },
     ]
-
-
-def _network(settings: PodSettings) -> dict[str, Any]:
-    """Nothing goes out. Only callers come in, and only where the pods listen."""
-    if not settings.port:
-        return {"ingress": [], "egress": []}
-    caller = {"podSelector": {"matchLabels": {CALLER_LABEL: "true"}}}
-    return {"ingress": [{"from": [caller], "ports": [{"protocol": "TCP", "port": settings.port}]}], "egress": []}
 
 
 def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 
@@ -22,12 +22,9 @@ from toolcell._version import __version__
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
-from toolcell.sandbox.node.connection import NodeConnection, NodeService, context_of_node
+from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.process.contained_backend import ContainedBackend
 from toolcell.support.files import write_file
-
-PORT: Final = 8750
-"""At which callers inside the cluster may connect, where the pod listens there."""
 
 END_S: Final = 10.0
 
@@ -39,13 +36,10 @@ class PodAddress:
     version: str
     """Version of its toolcell."""
     key: bytes = field(repr=False)
-    port: int = 0
-    """0: it can be reached through the API server only."""
-    certificate: str = field(default="", repr=False)
 
     def pack(self) -> bytes:
         """Return it as it is sent."""
-        packed: bytes = msgpack.packb([self.version, self.key, self.port, self.certificate])
+        packed: bytes = msgpack.packb([self.version, self.key])
         return packed
 
     @classmethod
@@ -56,8 +50,8 @@ class PodAddress:
             ValueError: it is something else.
         """
         match msgpack.unpackb(data):
-            case [str(version), bytes(key), int(port), str(certificate)]:
-                return cls(version, key, port, certificate)
+            case [str(version), bytes(key)]:
+                return cls(version, key)
         raise ValueError(f"{data[:100]!r} is not the address of a pod")
 
 
@@ -131,22 +125,17 @@ class PodServer:
         sandbox = await backend.start(Limits())
         await sandbox.destroy()
 
-    async def serve(self, directory: str, port: int) -> None:
-        """Listen until this is cancelled. `port`: 0 is none."""
-        loop, key = asyncio.get_running_loop(), os.urandom(32)
-        context, certificate = context_of_node() if port else (None, "")
-        local, remote = (NodeService(self.backend, key, tls, self._tasks) for tls in (None, context))
+    async def serve(self, directory: str) -> None:
+        """Listen until this is cancelled."""
+        service = NodeService(self.backend, os.urandom(32), None, self._tasks)
         path = os.path.join(directory, SOCKET_FILE)
-        servers: list[Any] = [await loop.create_unix_server(partial(NodeConnection, local), path)]
+        server = await asyncio.get_running_loop().create_unix_server(partial(NodeConnection, service), path)
         try:
-            if port:
-                servers.append(await loop.create_server(partial(NodeConnection, remote), None, port))
-            address = PodAddress(__version__, key, port, certificate)
+            address = PodAddress(__version__, service.key)
             write_file(Path(directory, ADDRESS_FILE), address.pack())  # which a relay reads
             await self._open_wanted()
         finally:
-            for server in servers:
-                server.close()
+            server.close()
 
     async def aclose(self) -> None:
         """End every sandbox, and with them the tasks of their connections. In the task that called `warm`."""
@@ -156,7 +145,7 @@ class PodServer:
             await asyncio.wait(self._tasks, timeout=END_S)
 
 
-async def run(directory: str, port: int, is_alone: bool) -> None:
+async def run(directory: str, is_alone: bool) -> None:
     """Serve until SIGTERM."""
     server, task = PodServer(is_alone=is_alone), asyncio.current_task()
     assert task is not None
@@ -168,7 +157,7 @@ async def run(directory: str, port: int, is_alone: bool) -> None:
     try:
         with suppress(asyncio.CancelledError):
             await server.warm()
-            await server.serve(directory, port)
+            await server.serve(directory)
     finally:
         await server.aclose()
 
@@ -176,9 +165,7 @@ async def run(directory: str, port: int, is_alone: bool) -> None:
 def main() -> int:
     """Run with the settings of the pod's environment; returns the exit code."""
     try:
-        directory = pod_directory()
-        port, is_alone = int(os.environ.get("TOOLCELL_POD_PORT", "0")), os.environ.get("TOOLCELL_POD_ALONE") == "1"
-        asyncio.run(run(directory, port, is_alone))
+        asyncio.run(run(pod_directory(), os.environ.get("TOOLCELL_POD_ALONE") == "1"))
     except (ToolcellError, OSError, ValueError) as exc:
         sys.stderr.write(f"toolcell: this pod cannot start sandboxes: {exc}\n")
         return 1

@@ -24,8 +24,6 @@ SERVER_BYTES: Final = 256 * MIB
 
 CPU_REQUEST: Final = "100m"
 START_S: Final = 120
-CALLER_LABEL: Final = "toolcell-caller"
-"""Pods with this label, "true", may connect to sandboxes' pods, where these listen."""
 
 SUFFIXES: Final = {
     "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
@@ -59,8 +57,6 @@ class PodSettings:
     """In one pod at the same time."""
     cpus: float = 1.0
     runtime_class: str | None = None
-    port: int = 0
-    """0: callers come through the API server only."""
 
 
 def bytes_of(quantity: object) -> int:
@@ -86,7 +82,7 @@ def pod_template(settings: PodSettings) -> dict[str, Any]:
     limits, count = settings.limits, settings.sandboxes
     memory = f"{-(-memory_for(limits, count) // MIB)}Mi"
     room = f"{-(-(limits.disk_bytes * count + 2 * limits.disk_bytes) // MIB)}Mi"
-    environment = {"TOOLCELL_POD_PORT": str(settings.port), "TOOLCELL_POD_ALONE": str(int(count == 1))}
+    environment = {"TOOLCELL_POD_ALONE": str(int(count == 1))}
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": settings.image,
@@ -109,8 +105,6 @@ def pod_template(settings: PodSettings) -> dict[str, Any]:
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "run", "mountPath": DIRECTORY}],
         "startupProbe": {"exec": {"command": list(READY)}, "periodSeconds": 1, "failureThreshold": START_S},
     }
-    if settings.port:
-        container["ports"] = [{"name": "sandboxes", "containerPort": settings.port}]
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 
 DIRECTORY = "/run/toolcell"
@@ -61,8 +60,6 @@ def main() -> None:
     with open(os.path.join(directory, ADDRESS_FILE), "rb") as file:
         address = file.read()
     write_all(1, len(address).to_bytes(4, "big") + address)
-    if sys.argv[1:] == ["address"]:
-        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(os.path.join(directory, SOCKET_FILE))
         threading.Thread(target=pass_in, args=(server,), daemon=True).start()
