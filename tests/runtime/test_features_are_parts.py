@@ -23,7 +23,7 @@ PARTS = {
     "repair": "control.repair",
     "maps": "control.map_stream control.map_runs control.map_file",
     "early checks": "control.preflight control.type_check control.type_checkers control.saved_script_check",
-    "journals": "journal control.run_control control.journaled_calls control.script_header",
+    "journals": "journal control.journaled_calls control.script_header",
     "approvals that wait": "control.suspension control.decisions control.resumption control.agent_turns",
     "dry runs": "control.draft control.dry_runs control.kept_drafts",
     "plans": "control.plans control.steps_of_plans",

@@ -55,7 +55,6 @@ UNUSED = (
     "toolcell.integrations",
     "toolcell.sync",
     "toolcell.quotas",
-    "toolcell.control.run_control",
     "toolcell.control.journaled_calls",
     "toolcell.control.suspension",
     "toolcell.control.decisions",

@@ -1,57 +1,83 @@
-"""The calls of a run with a journal: recorded calls get recorded answers, the others are made."""
+"""The journal of one run: recorded calls get recorded answers, the others are made; and what becomes of both when the
+script has ended."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 
-from toolcell.calls.call import CallableTools, RunContext, decided
+from toolcell.calls.call import RunContext, decided
 from toolcell.calls.options import Origin
+from toolcell.calls.placeholders import DryRun
 from toolcell.calls.result import ToolResult
-from toolcell.control.suspension import Suspender, answer_in_doubt
+from toolcell.control.suspension import BELOW, DENIED, Denial, JournaledStarts, Suspender, answer_in_doubt
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import options_of
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import CANCELLED, JournalEntry
-from toolcell.results import Divergence, Outcome
+from toolcell.journal.store import JournalStore
+from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
+from toolcell.results.result import SCRIPT_OUTCOMES
 from toolcell.run.calls import end_script_alone
+from toolcell.run.options import OnApproval, Refresh
+from toolcell.run.run import Run, RunPart
 from toolcell.tools.registry import answer_from_record
+
+if TYPE_CHECKING:
+    from toolcell.control.draft import Draft
+
+RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
+"""Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
 
 IN_DOUBT_CODE = "in_doubt"
 
 
-class JournaledCalls:
-    """Answers the calls of one run, from its journal or with its tools."""
+class JournaledCalls(RunPart):
+    """The journal's part in one run: it answers the calls or lets the tools make them, and keeps what they answered."""
 
     def __init__(
         self,
+        run: Run,
         *,
-        tools: CallableTools,
+        store: JournalStore,
         journal: Journal,
-        suspender: Suspender,
-        refresh_reads: bool,
+        on_approval: OnApproval,
+        refresh: Refresh = "",
+        repaired: str = "",
         is_rebuilding: bool = False,
+        ends_journal: bool = True,
     ) -> None:
-        """`is_rebuilding`: no call is made, whatever the journal says."""
-        self._tools = tools
-        self._journal = journal
-        self._suspender = suspender
-        self._refresh_reads = refresh_reads
-        self._is_rebuilding = is_rebuilding
+        """`ends_journal`: False where the caller does, once the run is over and does not wait. `is_rebuilding`: the
+        script only rebuilds a state, and makes no call, whatever the journal says."""
+        self._tools, self._link, self._work = run.tools, run.context.scope.link, run.work
+        self._store, self.journal, self.journal_id = store, journal, journal.id
+        self._refresh_reads, self._repaired = refresh == "reads", repaired
+        self._is_rebuilding, self._ends_journal = is_rebuilding, ends_journal
+        self._suspender = Suspender(journal)
         self._is_first_run = journal.replay is None and not journal.past
         self._lookup = anyio.Lock()
         """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
         self._divergence: Divergence | None = None
         """Divergence of a run without a record that makes a call, and must not."""
-        self.options = partial(options_of, tools)
+        self.options = partial(options_of, run.tools)
         """What is known about a tool, by its name."""
         self.reused = [entry for entry in journal.entries.values() if entry.is_taken_over]
         """Calls that were answered from the journal of a repaired run."""
+        self._draft = _draft_of(run.context)
+        self._first_effect = self._draft.count if self._draft is not None else 0
+        if on_approval == "suspend":
+            self.features = (self._suspender,)
+        elif on_approval == "deny" or run.context.features.decide:
+            self.features = (Denial(DENIED if on_approval == "deny" else BELOW),)
+        if on_approval == "suspend" or journal.file is not None:
+            self.features = (JournaledStarts(journal), *self.features)
 
-    async def dispatch(
+    async def make_call(
         self,
         name: str,
         args: Mapping[str, Any] | str,
@@ -70,10 +96,10 @@ class JournaledCalls:
         suspender.calls_asked += 1
         suspender.active += 1
         try:
-            if self._journal.replay is not None:
+            if self.journal.replay is not None:
                 async with self._lookup:
-                    recorded = await self._journal.recorded(name, args)
-            entry, is_known = self._journal.ask(call_id, name, args, recorded), recorded is not None
+                    recorded = await self.journal.recorded(name, args)
+            entry, is_known = self.journal.ask(call_id, name, args, recorded), recorded is not None
             if not self._is_first_run:
                 answer = await self._recorded_answer(entry, is_known)
                 if answer is not None:
@@ -81,7 +107,7 @@ class JournaledCalls:
                         name,
                         args,
                         answer,
-                        run=entry.run or self._journal.run or self._journal.id,
+                        run=entry.run or self.journal.run or self.journal.id,
                         facts=_facts(entry),
                         call_id=call_id,
                         origin=origin,
@@ -101,7 +127,7 @@ class JournaledCalls:
 
     async def _recorded_answer(self, entry: JournalEntry, is_known: bool) -> ToolResult | None:
         """Return the answer that a call has already; None when it is to be made."""
-        replay = self._journal.replay
+        replay = self.journal.replay
         has_no_answer = entry.answer is None and self._is_rebuilding  # the script ended before it got one
         if replay is not None and is_known and (entry.answer is not None or has_no_answer):
             was_cancelled = entry.answer == CANCELLED or has_no_answer
@@ -115,18 +141,18 @@ class JournaledCalls:
         return None if is_known else await self._repaired_answer(entry)
 
     def _refuse_new(self, entry: JournalEntry) -> NoReturn:
-        index = self._journal.index_of(entry)
+        index = self.journal.index_of(entry)
         message = f"call {index} of {entry.tool} was not made before, and no call is made to rebuild a state"
         found = Divergence("extra_call", message, index, got={"tool": entry.tool, "args": entry.args})
-        if self._journal.replay is not None:
-            self._journal.replay.diverge(found)
+        if self.journal.replay is not None:
+            self.journal.replay.diverge(found)
         self._divergence = self._divergence or found
         raise RunEnded(message, Outcome.DIVERGED)
 
     @property
     def divergence(self) -> Divergence | None:
         """How the run first differed from its record."""
-        replay = self._journal.replay
+        replay = self.journal.replay
         return replay.divergence if replay is not None else self._divergence
 
     # Repair
@@ -137,7 +163,7 @@ class JournaledCalls:
         if options.read_only and self._refresh_reads:
             return None
         async with self._lookup:
-            past = await self._journal.take_past(entry.tool, entry.args)
+            past = await self.journal.take_past(entry.tool, entry.args)
         if past is None:
             return None
         entry.reused = past.number
@@ -155,8 +181,79 @@ class JournaledCalls:
         message += "whether it did its work; it was not called again. Find out, or call it with other arguments"
         return ToolResult.fail(message, code=IN_DOUBT_CODE)
 
+    # The end of the run
+
+    def answered(self, call_number: int, frame: bytes) -> None:
+        """Keep the answer to a call."""
+        self.journal.answer(call_number, frame)
+
+    def finish(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result with what its journal adds, and keep the journal for what may come after."""
+        outcome, self.journal.labels = result.outcome, self.journal.run_labels.names
+        if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
+            return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
+        if self.journal.replay is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
+            result = self._compared(result)
+        if self._repaired:
+            from toolcell.control.repair import report
+
+            made = report(self._repaired, self.journal, self.reused, self.options)
+            result = dataclasses.replace(result, repair=made)
+        header, is_waiting = self.journal.header, outcome is Outcome.SUSPENDED
+        may_go_on = outcome in RESUMABLE and bool(header) and not self.journal.lost
+        with suppress(OSError):  # then what is written next says so
+            is_kept = is_waiting or may_go_on or header.get("is_item", False)
+            self.journal.end_run(self._link.id if self._link is not None else result.run_id, is_kept)
+        if is_waiting:
+            return self._suspended(result)
+        if self._ends_journal and may_go_on:
+            self._store.put_down(self.journal)
+        elif self._ends_journal:
+            self._store.finish(self.journal, result.run_id, str(outcome), self._work.calls + self._work.uploaded)
+        return result
+
+    async def failed(self, error: BaseException) -> None:
+        """Put its journal down. A run that can be repeated may be carried on."""
+        if self._ends_journal:
+            self._store.put_down(self.journal)
+
+    def _compared(self, result: ExecutionResult) -> ExecutionResult:
+        found, replay = self.divergence, self.journal.replay
+        if found is None and replay is not None and result.outcome in SCRIPT_OUTCOMES:
+            found = replay.missing()
+        if found is None and result.outcome is Outcome.DIVERGED and result.error is not None:
+            found = Divergence("call", result.error.message)
+        if found is None:
+            return result
+        current = {ident: entry.number for ident, entry in self.journal.current.items()}
+        lines = {current.get(call.id, 0): call.line for call in result.calls}
+        line = lines.get(max(lines, default=0))
+        found = dataclasses.replace(found, line=line)
+        error = ErrorInfo("Diverged", f"{found.message}; nothing more was made", line)
+        return dataclasses.replace(result, outcome=Outcome.DIVERGED, error=error, divergence=found)
+
+    def _suspended(self, result: ExecutionResult) -> ExecutionResult:
+        journal, store = self.journal, self._store
+        lines = {call.id: call.line for call in result.calls}
+        for call_id, entry in journal.current.items():
+            if entry.pending is not None:
+                entry.pending = dataclasses.replace(entry.pending, id=call_id, line=lines.get(call_id))
+        suspension = store.suspend(journal)
+        named = ", ".join(f"{each.tool} (line {each.line})" for each in suspension.calls)
+        error = ErrorInfo("Suspended", f"it waits for a decision about {named}", suspension.calls[0].line)
+        return dataclasses.replace(result, error=error, suspension=suspension)
+
 
 def _facts(entry: JournalEntry) -> dict[str, Any]:
     """Return what the record has of a call that is answered from the journal: who decided about it."""
     found = entry.decision
     return {} if found is None or found.kind == "approve" else {"decided": decided(found.kind, found.by, found.why)}
+
+
+def _draft_of(context: RunContext) -> Draft | None:
+    """Return the draft of a dry run; None in any other run."""
+    if context.feature(DryRun) is None:
+        return None
+    from toolcell.control.draft import Draft
+
+    return context.feature(Draft)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
+from toolcell.control.journaled_calls import RESUMABLE
 from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest, item_run
 from toolcell.control.map_stream import (
     OF_THE_MACHINE,
@@ -30,7 +31,6 @@ from toolcell.control.map_stream import (
     item_of,
 )
 from toolcell.control.resumption import Resumption
-from toolcell.control.run_control import RESUMABLE
 from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.ledger import Journal

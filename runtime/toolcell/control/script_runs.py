@@ -169,9 +169,9 @@ class ScriptRuns:
         is_repeatable = is_durable or options.on_approval == "suspend"
         is_decided = options.on_approval != "ask" or bool(context.features.decide)
         if repaired is None and not is_dry and not (is_repeatable or is_decided):
-            ListedCalls(run, self._finished)
+            run.join(ListedCalls(run, self._finished))
             return
-        from toolcell.control.run_control import RunControl
+        from toolcell.control.journaled_calls import JournaledCalls
         from toolcell.control.script_header import header_of
         from toolcell.journal.ledger import Journal
 
@@ -194,37 +194,41 @@ class ScriptRuns:
         if is_durable:
             is_unknown = options.context is None  # its id is a new one
             await store.begin(journal, is_large=run.is_large, is_unknown=is_unknown)
-        RunControl(
-            run,
-            store=store,
-            journal=journal,
-            on_approval=options.on_approval,
-            refresh=options.refresh,
-            repaired=repaired.id if repaired is not None else "",
+        run.join(
+            JournaledCalls(
+                run,
+                store=store,
+                journal=journal,
+                on_approval=options.on_approval,
+                refresh=options.refresh,
+                repaired=repaired.id if repaired is not None else "",
+            )
         )
 
     async def carry_on(
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers
     ) -> ExecutionResult:
         """Run the script of a journal that was taken."""
-        from toolcell.control.run_control import RunControl
+        from toolcell.control.journaled_calls import JournaledCalls
         from toolcell.control.script_header import continued_context, script_of
 
-        header, control = journal.header, None
+        header, run = journal.header, None
         journal.begin_again()
         try:
             context = continued_context(journal, context)
             run = await self._runs.prepare(script_of(header), tools, context, journal.link, handlers)
             journal.share_labels(run.context.state.labels)
-            control = RunControl(
-                run,
-                store=self._journals(),
-                journal=journal,
-                on_approval=header["on_approval"],
-                refresh=header["refresh"],
-                repaired=header["repairs"],
+            run.join(
+                JournaledCalls(
+                    run,
+                    store=self._journals(),
+                    journal=journal,
+                    on_approval=header["on_approval"],
+                    refresh=header["refresh"],
+                    repaired=header["repairs"],
+                )
             )
             return await self._runs.execute(run)
         finally:
-            if control is None:
+            if run is None:
                 self._journals().put_down(journal)

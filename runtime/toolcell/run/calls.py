@@ -429,10 +429,9 @@ class ListedCalls(RunPart):
         self._tools, self._context, self._work, self._finished = run.tools, run.context, run.work, finished
         self._list = CallList(os.urandom(16).hex())
         self._by_id: dict[str, ListedCall] = {}
-        run.journal_id, run.make_call = self._list.id, self.dispatch
-        run.parts += (self,)
+        self.journal_id = self._list.id
 
-    async def dispatch(
+    async def make_call(
         self,
         name: str,
         args: Mapping[str, Any] | str,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, Feature, RunContext
 from toolcell.calls.result import ToolResult
 from toolcell.config import Limits
 from toolcell.errors import AuditError, UsageError
@@ -85,6 +85,12 @@ class RunPart:
     """
 
     __slots__ = ()
+    features: tuple[Feature, ...] = ()
+    """What it adds to the context of the run's calls."""
+    journal_id = ""
+    """Name of the journal for the run's result, if this keeps one."""
+    make_call: Callable[..., Awaitable[ToolResult]] | None = None
+    """Makes the run's calls, or answers them, in place of its tools."""
 
     def sandbox_found(self, sandbox: Sandbox) -> None:
         """A sandbox was found for the run."""
@@ -157,6 +163,14 @@ class Run:
         """Makes a call, or answers it from a journal."""
         self.journal_id = ""
         """Name of the run's journal, for its result."""
+
+    def join(self, part: RunPart) -> None:
+        """Let a part take part in the run, after those that have joined before, with what it declares."""
+        self.parts += (part,)
+        if part.features:
+            self.context = self.context.having(*part.features)
+        if part.make_call is not None:
+            self.make_call, self.journal_id = part.make_call, part.journal_id
 
     def file_messages(self) -> Iterator[PutFile]:
         """The files as messages, in pieces that fit into a frame."""

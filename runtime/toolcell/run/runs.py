@@ -317,7 +317,7 @@ class Runs:
         if self.recorder is not None:
             egress = self.requests.rules if self.requests is not None and run.message.egress else ()
             facts = self.environment.facts
-            run.parts += (await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress),)
+            run.join(await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress))
 
     async def _ended(self, run: Run, result: ExecutionResult) -> ExecutionResult:
         count_cpu(run.context, result.usage.cpu_s)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from toolcell.calls.call import CallableTools, Meter, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
-from toolcell.control.run_control import RESUMABLE, RunControl
+from toolcell.control.journaled_calls import RESUMABLE, JournaledCalls
 from toolcell.control.script_header import WHO, header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
@@ -101,13 +101,15 @@ def let_rebuild(run: Run, store: JournalStore, step: SessionScript | None = None
 
     Calls are answered from the journal of `step`, if it runs that again.
     """
-    RunControl(
-        run,
-        store=store,
-        journal=step.journal_again() if step is not None else Journal(os.urandom(16).hex()),
-        on_approval="deny",
-        is_rebuilding=True,
-        ends_journal=False,
+    run.join(
+        JournaledCalls(
+            run,
+            store=store,
+            journal=step.journal_again() if step is not None else Journal(os.urandom(16).hex()),
+            on_approval="deny",
+            is_rebuilding=True,
+            ends_journal=False,
+        )
     )
 
 

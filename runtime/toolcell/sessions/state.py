@@ -16,8 +16,8 @@ from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits
 from toolcell.control.dry_runs import DryRuns
+from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.resumption import Resumption
-from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import continued_context, script_of
 from toolcell.control.script_runs import ScriptChecks
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
@@ -236,7 +236,8 @@ class SessionState:
     ) -> ExecutionResult:
         """Run a script in the sandbox, and record what became of it. `context`: the caller's."""
         script = run.script
-        RunControl(run, store=self._host.journals, journal=journal, on_approval=on_approval, ends_journal=False)
+        store = self._host.journals
+        run.join(JournaledCalls(run, store=store, journal=journal, on_approval=on_approval, ends_journal=False))
         forgotten = self._forgotten if began == "value" else ()
         connection = self.connection
         assert connection is not None
@@ -290,7 +291,8 @@ class SessionState:
         self._sandbox.begin_script()
         script = changed(script, number=self.position + 1)
         run = await self._host.runs.prepare(script, tools, self._context(context, "read"))
-        RunControl(run, store=self._host.journals, journal=Journal(os.urandom(16).hex()), on_approval="ask")
+        journal = Journal(os.urandom(16).hex())
+        run.join(JournaledCalls(run, store=self._host.journals, journal=journal, on_approval="ask"))
         result = await self._execute(run)
         await self._drop_if_lost(result)
         return result
