@@ -18,6 +18,8 @@ from toolcell.tools import Tool
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}
 NULL = {"type": "null"}
+PLAIN = {"anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}]}
+OPENAI_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 
 
 def of(**properties: Any) -> dict[str, Any]:
@@ -49,18 +51,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
     "several types": (
         of(a={"type": ["string", "integer", "null"], "default": None}, b={"type": ["integer", "null"]}),
         {
-            "gemini": of(a={"anyOf": [TEXT, WHOLE], "nullable": True}, b=WHOLE | {"nullable": True}),
+            "gemini": of(
+                a={"anyOf": [TEXT | {"nullable": True}, WHOLE | {"nullable": True}]}, b=WHOLE | {"nullable": True}
+            ),
         },
     ),
     "references": (
         of(a={"$ref": "#/$defs/Tree"})
         | {"$defs": {"Tree": of(below={"type": "array", "items": {"$ref": "#/$defs/Tree"}})}},
-        {"gemini": of(a=of(below={"type": "array", "items": {}}))},
+        {"gemini": of(a=of(below={"type": "array", "items": {"type": "object"}}))},
     ),
     "keywords": (
         of(a=WHOLE | {"exclusiveMinimum": 0}, b={"const": "x"}, c={"enum": [1, 2]}, d=TEXT | {"format": "uri"})
         | {"additionalProperties": False, "$schema": "x"},
-        {"gemini": of(a=WHOLE, b=TEXT | {"enum": ["x"]}, c=WHOLE, d=TEXT)},
+        {
+            "gemini": of(a=WHOLE, b=TEXT | {"enum": ["x"]}, c=WHOLE, d=TEXT),
+            "openai": of(a=WHOLE | {"exclusiveMinimum": 0}, b={"const": "x"}, c={"enum": [1, 2]}, d=TEXT)
+            | {"additionalProperties": False, "$schema": "x"},
+        },
+    ),
+    "anything": (
+        of(a={"description": "x"}) | {"required": ["a"]},
+        {
+            "openai-strict": of(a=PLAIN | {"description": "x"}) | {"required": ["a"], "additionalProperties": False},
+            "gemini": of(a={"anyOf": [{**each, "description": "x"} for each in PLAIN["anyOf"]]}) | {"required": ["a"]},
+        },
     ),
     "optional": (
         of(a=TEXT, b=WHOLE | {"default": 1}, c=of(d=TEXT)) | {"required": ["a"]},
@@ -106,7 +121,13 @@ def refusal(dialect: DialectName, schema: dict[str, Any]) -> str:
     for part in parts_of(schema):
         if dialect != "anthropic" and part.get("type") == "array" and not isinstance(part.get("items"), dict):
             return "array schema missing items"
+        if dialect.startswith("openai") and part.get("format", "date") not in OPENAI_FORMATS:
+            return f"{part['format']!r} is not a valid format"
+        if dialect in ("openai-strict", "gemini") and not {"type", "anyOf", "enum", "const"} & part.keys():
+            return "schema must have a 'type' key"
         if dialect == "gemini":
+            if "anyOf" in part and len(part) > 1:
+                return "when using any_of, it must be the only field set"
             if unknown := part.keys() & {"$ref", "$defs", "additionalProperties", "const", "oneOf", "exclusiveMinimum"}:
                 return f"unknown name {unknown}"
             if not isinstance(part.get("type", ""), str):

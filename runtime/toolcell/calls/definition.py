@@ -65,7 +65,7 @@ Part = dict[str, Any]
 DialectName = Literal["openai", "openai-strict", "anthropic", "gemini", "mistral"]
 
 MAX_PARTS: Final = 10_000
-"""Parts of one schema that are written. References may stand for more; the rest may be anything."""
+"""Parts of one schema that are written. References may stand for more; the rest may be any plain value."""
 
 
 def with_items(part: Part) -> Part:
@@ -129,16 +129,30 @@ def one_type(part: Part) -> Part:
     return {**some[0], **rest} if len(some) == 1 and isinstance(some[0], dict) else {**rest, "anyOf": some}
 
 
+def typed(part: Part) -> Part:
+    """Servers say `schema must have a 'type' key`. What may be anything can be sent as a plain value."""
+    if part.keys() & {"type", "anyOf", "oneOf", "enum", "const", "$ref"}:
+        return part
+    kind = "object" if "properties" in part else "array" if part.keys() & {"items", "prefixItems"} else None
+    return {**part, **({"type": kind} if kind else _PLAIN)}
+
+
+def alone(part: Part) -> Part:
+    """Servers say `When using any_of, it must be the only field set`: what is beside it goes into each choice."""
+    beside = {key: value for key, value in part.items() if key != "anyOf"}
+    if not isinstance(choices := part.get("anyOf"), list) or not beside:
+        return part
+    return {"anyOf": [all_in_one({"allOf": [each, beside]}) for each in choices]}
+
+
 def text_choices(part: Part) -> Part:
-    """Only text may be enumerated, and only some formats are known."""
+    """Only text may be enumerated."""
     made = dict(part)
     values = [made.pop("const")] if "const" in made else made.pop("enum", None)
     if isinstance(values, list) and values and all(isinstance(each, str) and each for each in values):
         made |= {"type": "string", "enum": values}
     elif isinstance(values, list) and values and "type" not in made:
         made["type"] = _KINDS.get(type(values[0]), "string")
-    if made.get("format") not in _GEMINI_FORMATS:
-        made.pop("format", None)
     return made
 
 
@@ -165,7 +179,8 @@ def _any_of(parts: list[Any]) -> Part:
 
 _CHOICES = frozenset({"anyOf", "oneOf", "allOf", "enum", "not", "if", "then", "else"})
 _KINDS: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number"}
-_GEMINI_FORMATS = frozenset({None, "enum", "date-time", "int32", "int64", "float", "double"})
+_PLAIN: Final[Part] = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
+_OPENAI_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
 _GEMINI_KEYS = frozenset({
     "type", "format", "title", "description", "nullable", "enum", "items", "properties", "required", "minItems",
     "maxItems", "minimum", "maximum", "minLength", "maxLength", "minProperties", "maxProperties", "pattern", "anyOf",
@@ -189,18 +204,28 @@ class Dialect:
     known: frozenset[str] | None = None
     """Keywords that it knows. None: all."""
     refused: frozenset[str] = frozenset()
+    formats: tuple[str, ...] | None = None
+    """Values of `format` that it knows, such as `date` and not `uri`. None: all."""
     inlines: bool = False
     """It takes no references."""
 
 
 DIALECTS: Mapping[DialectName, Dialect] = {
-    "openai": Dialect((with_properties, merged), (with_items,)),
+    "openai": Dialect((with_properties, merged), (with_items,), formats=_OPENAI_FORMATS),
     "openai-strict": Dialect(
-        (with_properties, merged), (all_in_one, with_items, closed), refused=_NOT_STRICT, inlines=True
+        (with_properties, merged),
+        (all_in_one, typed, with_items, closed),
+        refused=_NOT_STRICT,
+        formats=_OPENAI_FORMATS,
+        inlines=True,
     ),
     "anthropic": Dialect((with_properties, merged), ()),
     "gemini": Dialect(
-        (with_properties, merged), (all_in_one, with_items, one_type, text_choices), known=_GEMINI_KEYS, inlines=True
+        (with_properties, merged),
+        (all_in_one, typed, with_items, one_type, alone, text_choices),
+        known=_GEMINI_KEYS,
+        formats=("enum", "date-time", "int32", "int64", "float", "double"),
+        inlines=True,
     ),
     "mistral": Dialect((with_properties, merged), (with_items,)),
 }
@@ -240,23 +265,27 @@ class _Writer:
     def _part(self, part: Any, inside: tuple[str, ...]) -> Any:
         self._left -= 1
         if not isinstance(part, dict):
-            return part if self._dialect.known is None else {}
+            return part if self._dialect.known is None else _PLAIN
         if self._left < 0:
-            return {}
+            return _PLAIN
         part, inside = self._resolved(part, inside)
         for change in self._dialect.parts:
             part = change(part)
-        refused, known = self._dialect.refused, self._dialect.known
+        refused, known, formats = self._dialect.refused, self._dialect.known, self._dialect.formats
         kept = {key: each for key, each in part.items() if key not in refused and (known is None or key in known)}
+        if formats is not None and kept.get("format") not in formats:
+            kept.pop("format", None)
         return with_parts(kept, lambda each: self._part(each, inside))
 
     def _resolved(self, part: Part, inside: tuple[str, ...], *, inlines: bool = False) -> tuple[Part, tuple[str, ...]]:
-        """Put what references name in their place. What contains itself may be anything there."""
+        """Put what references name in their place. Of what contains itself, only the type stands there."""
         while (inlines or self._dialect.inlines) and isinstance(reference := part.get("$ref"), str):
             beside = {key: value for key, value in part.items() if key != "$ref"}
-            target = None if reference in inside else pointed(self._schema, reference)
-            inside = (*inside, reference)
-            part = {**(target if isinstance(target, dict) and target is not self._schema else {}), **beside}
+            target = pointed(self._schema, reference)
+            target = target if isinstance(target, dict) else {}
+            if reference in inside or target is self._schema:
+                target = {key: each for key, each in target.items() if key == "type"}
+            part, inside = {**target, **beside}, (*inside, reference)
         if self._dialect.inlines:
             part = {key: value for key, value in part.items() if key not in ("$defs", "definitions")}
         return part, inside
