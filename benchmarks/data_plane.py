@@ -3,8 +3,7 @@
     python -m benchmarks.data_plane [--places process docker ...] [--sizes 1 10 100] [--rounds 5] [--plot FILE]
 
 Each figure is the median of a value that goes there and comes back, as megabytes per second of both ways together. The
-places are a run of the process backend, a script of a session there, a run in a container of its own (`docker`), and a
-run in a shared one (`forked`).
+places are a run of the process backend, a script of a session there, and a run in a container (`docker`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LIMITS = Limits(frame_bytes=256 << 20, result_bytes=256 << 20, memory_bytes=2 <<
 
 
 PACKAGES = ["numpy", "pandas", "pyarrow"]
-PLACES = ("process", "session", "docker", "forked")
+PLACES = ("process", "session", "docker")
 OTHERS = ("pickle", "Parquet")
 
 
@@ -104,10 +103,8 @@ def crossed(execute: Callable[..., ExecutionResult], value: Any) -> None:
 def opened(place: str) -> Iterator[Callable[..., ExecutionResult]]:
     """Yield what runs a script in a place."""
     settings: dict[str, Any] = {}
-    if place in ("docker", "forked"):
-        settings["backend"] = DockerBackend(
-            mode="forked" if place == "forked" else "single", packages=PACKAGES, preload=PACKAGES
-        )
+    if place == "docker":
+        settings["backend"] = DockerBackend(packages=PACKAGES, preload=PACKAGES)
     else:
         settings["packages"] = PACKAGES
     with SyncRuntime(limits=LIMITS, **settings) as runtime:

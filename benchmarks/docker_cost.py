@@ -1,12 +1,11 @@
-"""Measure what a container adds to a run: one script in processes, in containers, and in sandboxes of one container.
+"""Measure what a container adds to a run: one script in processes and in containers.
 
     python -m benchmarks.docker_cost [--rounds N] [--gap-ms N] [--json]
 
 Each round runs every competitor once, in random order, so that a disturbance hits all of them alike. `alone` is a run
 after a pause. `in a row` are the runs directly after it, from a pool that holds twice as many sandboxes. `docker run`
 starts a new container per script, with the same hardening flags, and reads its output from a pipe. It cannot call
-tools, so it only prints. `start` is the time until one more sandbox is ready, which a pool hides. `attached stream` is
-the forked mode without direct channels, as with a remote daemon or for an ordinary user.
+tools, so it only prints. `start` is the time until one more sandbox is ready, which a pool hides.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import anyio
 
@@ -37,23 +35,13 @@ DOCKER_RUN = [
     "--tmpfs=/sandbox:rw,noexec,nosuid,nodev,size=64m", "--entrypoint=python3", DEFAULT_IMAGE, "-I", "-c", "print(1)",
 ]  # fmt: skip
 IN_A_ROW = 7
-ALONE = {"docker, single": 1, "docker run": 1}
+ALONE = {"docker": 1, "docker run": 1}
 """Runs without a pause, of competitors whose new sandboxes take too long to start."""
 
-TARGETS_MS = {"docker, single": 5.0, "docker, forked": 1.0}
+TARGETS_MS = {"docker": 5.0}
 
 Competitor = Callable[[], Awaitable[float]]
 Figures = dict[str, float | None]
-
-
-class AttachedStreamBackend(DockerBackend):
-    """The forked mode as with a remote daemon: without direct channels, every sandbox uses the attached stream."""
-
-    async def open(self) -> None:
-        """Open the backend, and treat its daemon as a remote one."""
-        await super().open()
-        client = self.engine.client
-        client.info = replace(client.info, is_local=False)
 
 
 def tools() -> ToolRegistry:
@@ -72,9 +60,7 @@ def backends() -> dict[str, Backend]:
     """Return the backends by name. They are not open."""
     return {
         "process": ProcessBackend(),
-        "docker, forked": DockerBackend(mode="forked"),
-        "docker, forked, attached stream": AttachedStreamBackend(mode="forked"),
-        "docker, single": DockerBackend(),
+        "docker": DockerBackend(),
     }
 
 

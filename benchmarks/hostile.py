@@ -21,7 +21,7 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
     parser.add_argument("words", nargs="*", help="only attacks whose name contains one of these")
-    parser.add_argument("--backend", default="process", choices=("process", "docker", "forked"))
+    parser.add_argument("--backend", default="process", choices=("process", "docker"))
     parser.add_argument("--all", action="store_true", help="every guest of an attack, not only the worst")
     parser.add_argument("--json", type=Path, help="write all figures here as well")
     options = parser.parse_args()

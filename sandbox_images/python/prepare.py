@@ -57,11 +57,7 @@ MODULE_FOLDERS = ("guest", "packages")
 SCRATCH = "sandbox"
 """Mount point of a container's one writable file system."""
 
-LINKS = {"work": "/sandbox/work", "tmp": "/sandbox/tmp", "var/tmp": "/sandbox/tmp"} | {
-    f"sandbox/{name}": f"/proc/self/fd/4/{name}" for name in ("work", "tmp", "shm")
-}
-"""The links below /sandbox are for a shared container, where no file system is mounted there. Each link leads a process
-to its own directory, which it keeps open as descriptor 4."""
+LINKS = {"work": "/sandbox/work", "tmp": "/sandbox/tmp", "var/tmp": "/sandbox/tmp"}
 
 PASSWD = "root:x:0:0:root:/:/nologin\nnobody:x:65534:65534:nobody:/work:/nologin\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\n"

@@ -128,15 +128,17 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
     assert sorted(seen["registry"].list()) == ["echo", "search"]
 
 
-def test_the_mode_of_containers_is_chosen_beside_their_image_and_runtime(
+def test_the_image_of_containers_is_chosen_beside_their_runtime(
     fake: type[FakeRuntime], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr("toolcell.sandbox.docker.DockerBackend", lambda image, **given: made.append(given))
+    made: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(
+        "toolcell.sandbox.docker.DockerBackend", lambda image, runtime, **given: made.append((image, runtime))
+    )
 
-    for flags in (["--mode", "forked"], ["--mode", "single"], ["--image", "mine"]):
+    for flags in (["--runtime", "runsc"], ["--image", "mine"]):
         assert invoke("run", "script.py", "--backend", "docker", *flags)[0] == exits.OK
-    assert [given["mode"] for given in made] == ["forked", "single", "single"]
+    assert made == [(None, "runsc"), ("mine", None)]
 
 
 def test_a_script_may_come_from_stdin(fake: type[FakeRuntime], folder: Path) -> None:
@@ -392,8 +394,7 @@ def test_built_in_tools_that_are_refused_leave_no_workspace(
         (["script.py", "--record", ""], "--record '': the path is empty; name a file"),
         (["script.py", "--wall-s", "abc"], "Invalid value for '--wall-s': 'abc': "),
         (["script.py", "--seed", "1.5"], "Invalid value for '--seed': '1.5': "),
-        (["script.py", "--mode", "forked"], "--image, --runtime and --mode are about containers; add --backend docker"),
-        (["script.py", "--backend", "docker", "--mode", "forked", "--runtime", "runsc"], 'use mode="single"'),
+        (["script.py", "--runtime", "runsc"], "--image and --runtime are about containers; add --backend docker"),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said_before_anything_runs(

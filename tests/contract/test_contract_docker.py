@@ -1,4 +1,4 @@
-"""The Docker backend meets the contract: single containers, shared ones, and gVisor where the daemon has it."""
+"""The Docker backend meets the contract, also with gVisor where the daemon has it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from toolcell.sandbox.docker.client import EngineClient
 from toolcell.testing import BackendHarness, Case, contract_cases, contract_lacks
 
 KINDS: dict[str, dict[str, Any]] = {
-    "single": {"mode": "single"},
-    "forked": {"mode": "forked"},
-    "gvisor": {"mode": "single", "runtime": "runsc"},
+    "runc": {},
+    "gvisor": {"runtime": "runsc"},
 }
 
 pytestmark = pytest.mark.docker
@@ -44,11 +43,8 @@ async def harness(make_backend: Callable[[], Backend], anyio_backend: Any) -> As
         yield harness
 
 
-ONLY = {
-    "forked": ("calls", "output", "files", "limits", "usage", "single_use", "hostile", "deaths", "isolation", "life"),
-    "gvisor": ("limits", "files", "isolation", "single_use", "usage"),
-}
-"""What another way to the guest, or another kernel, changes. The other groups test guest and host, which are the same."""
+ONLY = {"gvisor": ("limits", "files", "isolation", "single_use", "usage")}
+"""What another kernel changes. The other groups test guest and host, which are the same."""
 
 CASES = [
     pytest.param(kind, case, id=f"{kind}-{case}")
@@ -67,5 +63,5 @@ async def test_the_docker_backend_meets(case: Case, harness: BackendHarness) -> 
 def test_only_gvisor_lacks_anything() -> None:
     lacking = {kind: sorted(contract_lacks(DockerBackend(**options))) for kind, options in KINDS.items()}
 
-    assert lacking["single"] == lacking["forked"] == []
+    assert lacking["runc"] == []
     assert lacking["gvisor"] == ["limits.inodes", "limits.lowered_for_one_run", "limits.processes"]

@@ -75,7 +75,7 @@ def status(name):
 
 async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: str | None = None) -> Any:
     """Run `source` instead of a guest, so that only the container's own layers isolate it; return its JSON output."""
-    blueprint = Blueprint(engine.image.id, runtime=runtime, labels=engine.labels("single"))
+    blueprint = Blueprint(engine.image.id, runtime=runtime, labels=engine.labels)
     config = container_config(blueprint, limits) | {"Entrypoint": ["python3", "-I", "-B", "-c", PROLOGUE + source]}
     container = await engine.launch(config, blueprint)
     try:

@@ -1,11 +1,10 @@
-"""Programs that behave as under plain Python, in containers too: what the guest does, in one mode; how a script ends, in single containers."""
+"""Programs that behave as under plain Python, in containers too."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 
@@ -24,22 +23,17 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.fixture(scope="module")
-def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
-    mode: Literal["single", "forked"] = request.param
-    with SyncRuntime(
-        ToolRegistry(), backend=DockerBackend(docker_image.id, mode=mode), limits=Limits(wall_s=60)
-    ) as each:
+def runtime(docker_image: ImageRef) -> Iterator[SyncRuntime]:
+    with SyncRuntime(ToolRegistry(), backend=DockerBackend(docker_image.id), limits=Limits(wall_s=60)) as each:
         yield each
 
 
-@pytest.mark.parametrize("runtime", ["forked"], indirect=True)
 @each_row("program", list(PROGRAMS))
 def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
     result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
 
 
-@pytest.mark.parametrize("runtime", ["single"], indirect=True)
 @each_row("script", list(OF_EACH_KIND))
 def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
     result = runtime.execute_code(source_of(script), files=HELPER, tools=registry())
@@ -50,7 +44,6 @@ def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str) -> None:
     assert ending == expected
 
 
-@pytest.mark.parametrize("runtime", ["single"], indirect=True)
 @each_row("source", list(OWN_SIGNALS))
 def test_a_signal_to_itself_ends_a_script_and_is_named(runtime: SyncRuntime, source: str) -> None:
     result = runtime.execute_code(f"import os, signal, threading\n{source}")
@@ -64,11 +57,7 @@ def test_libraries_keep_few_heaps_and_look_for_no_programs(docker_image: ImageRe
     assert "physical cores" not in result.logs.stderr
 
 
-@pytest.mark.parametrize(
-    ("runtime", "wait"),
-    [("single", "while True:\n    pass"), ("forked", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')")],
-    indirect=["runtime"],
-)
+@pytest.mark.parametrize("wait", ["while True:\n    pass", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')"])
 def test_a_timeout_names_the_line_it_was_at(runtime: SyncRuntime, wait: str) -> None:
     for _ in range(6):  # the daemon passes the question on, and may be busy: one answer is enough
         result = runtime.execute_code(f"print('said')\n{wait}", limits=Limits(wall_s=0.5))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import anyio
 import pytest
 
@@ -55,11 +53,10 @@ def test_an_interrupt_that_the_daemon_passes_on_late_does_not_meet_the_next_scri
             assert following.ok, following.error
 
 
-@pytest.mark.parametrize("mode", ["single", "forked"])
 def test_a_paused_session_in_a_container_goes_on_with_its_next_script_and_is_removed_while_paused(
-    docker_image: ImageRef, mode: Literal["single", "forked"]
+    docker_image: ImageRef,
 ) -> None:
-    backend = DockerBackend(docker_image.id, mode=mode)
+    backend = DockerBackend(docker_image.id)
     with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
         with runtime.session() as session:
             assert session.execute_code("x = 41").ok
@@ -71,11 +68,8 @@ def test_a_paused_session_in_a_container_goes_on_with_its_next_script_and_is_rem
         assert not session.session.is_live and runtime.execute_code("1").value == 1
 
 
-@pytest.mark.parametrize("mode", ["single", "forked"])
-def test_a_state_is_brought_back_by_value_in_another_container(
-    docker_image: ImageRef, mode: Literal["single", "forked"]
-) -> None:
-    backend = DockerBackend(docker_image.id, mode=mode)
+def test_a_state_is_brought_back_by_value_in_another_container(docker_image: ImageRef) -> None:
+    backend = DockerBackend(docker_image.id)
     leaves = (
         "import random, os\nclass Box: pass\nbox = Box()\nbox.drawn = random.random()\nn = 0\ndef up():\n  global n\n"
         "  n += 1\n  return n\nup()\nos.makedirs('a')\nopen('a/f', 'w').write('f')\nbig = bytes(20 << 20)\nbox.drawn"
@@ -96,11 +90,8 @@ def test_a_state_is_brought_back_by_value_in_another_container(
 
 
 @pytest.mark.parametrize("end", ["", "\nwhile True: pass"], ids=["ends", "is interrupted"])
-@pytest.mark.parametrize("mode", ["single", "forked"])
-def test_names_stay_when_a_thread_ends_with_its_container(
-    docker_image: ImageRef, mode: Literal["single", "forked"], end: str
-) -> None:
-    backend = DockerBackend(docker_image.id, mode=mode)
+def test_names_stay_when_a_thread_ends_with_its_container(docker_image: ImageRef, end: str) -> None:
+    backend = DockerBackend(docker_image.id)
     source = "import threading\nn = 5\nthreading.Thread(target=threading.Event().wait, name='stuck').start()"
     with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
         left = session.execute_code(source + end, limits=Limits(wall_s=2))

@@ -36,9 +36,9 @@ def doubled(df: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([df, df])
 
 
-@pytest.fixture(scope="module", params=["single", "forked"])
-def runtime(request: pytest.FixtureRequest, docker_image: ImageRef) -> Iterator[SyncRuntime]:
-    backend = DockerBackend(docker_image.id, mode=request.param, packages=DATA_PACKAGES)
+@pytest.fixture(scope="module")
+def runtime(docker_image: ImageRef) -> Iterator[SyncRuntime]:
+    backend = DockerBackend(docker_image.id, packages=DATA_PACKAGES)
     limits = Limits(frame_bytes=64 * MIB, result_bytes=64 * MIB, memory_bytes=1024 * MIB, wall_s=60)
     with SyncRuntime(registry, backend=backend, limits=limits) as runtime:
         yield runtime

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 
 from builtin.webkit import page, serve
@@ -26,12 +24,11 @@ set_result(found)
 """
 
 
-@pytest.mark.parametrize("mode", ["single", "forked"])
-async def test_a_container_sends_requests_through_the_host(mode: Literal["single", "forked"]) -> None:
+async def test_a_container_sends_requests_through_the_host() -> None:
     async with serve({"/a": page(f"you sent {TOKEN}", "text/plain")}) as site:
         rule = Allow("http://127.0.0.1", ports=[site.port], secrets={"X-Key": "{TOKEN}"})
         egress, given = Egress(rule, secrets={"TOKEN": TOKEN}), {"URL": site.url(host="127.0.0.1")}
-        async with Runtime(backend=DockerBackend(mode=mode), egress=egress, pool=PoolConfig(warm=0)) as runtime:
+        async with Runtime(backend=DockerBackend(), egress=egress, pool=PoolConfig(warm=0)) as runtime:
             alone = await runtime.execute_code(SCRIPT, inputs=given)
             async with runtime.session() as session:
                 in_session = [await session.execute_code(SCRIPT, inputs=given) for _ in range(2)]

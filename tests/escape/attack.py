@@ -64,8 +64,6 @@ its own."""
 IS_CONTAINED = ESCAPE_PROFILE == "container"
 HAS_LANDLOCK = "landlock" in OWN_LAYERS
 
-KINDS_OF_LIMITS = 8
-
 RUNS_AFTER = 1 if IS_PROCESS else 5
 """Every how manieth look at the host's health has a run of its own. A container takes longer to make than most attacks
 to fail, and the next attack of the suite is a run after this one, too."""
@@ -79,12 +77,12 @@ OTHERS_BYTES = 64 * MIB if BACKEND == "ray" else 0
 """What Ray's own threads in the host may hold after hundreds of attacks."""
 
 
-def process_only(reason: str, *also: str, on_nodes: bool = True) -> pytest.MarkDecorator:
-    """Leave a test out under any other backend but `also`; `reason` says what keeps the same promise there.
+def process_only(reason: str, *, on_nodes: bool = True) -> pytest.MarkDecorator:
+    """Leave a test out under any other backend; `reason` says what keeps the same promise there.
 
     Left out, not skipped: in CI a skipped test is a failure. conftest.py does it and says how many there were.
     """
-    return pytest.mark.process_only(reason, also={"process", *also, *(["ray"] if on_nodes else [])})
+    return pytest.mark.process_only(reason, also={"process", *(["ray"] if on_nodes else [])})
 
 
 def full_only(reason: str) -> pytest.MarkDecorator:
@@ -363,8 +361,6 @@ class Victim:
             assert (inside.outcome, inside.value) == ("ok", "well"), inside.result
         self._looks += 1
         expected = {**self.baseline, "descriptors": self.baseline["descriptors"] + SPARE}
-        if BACKEND == "forked":  # one container more stays for each kind of limits that runs were given
-            expected |= {"containers": KINDS_OF_LIMITS, "processes": KINDS_OF_LIMITS * self.baseline["processes"]}
         now = self.ask({"op": "settle", "expected": expected})
         assert now["descriptors"] <= self.baseline["descriptors"] + SPARE, (self.baseline, now)
         assert now["processes"] <= expected["processes"], (self.baseline, now)

@@ -249,7 +249,7 @@ def victim_names(source: str) -> list[str]:
         host.close()
 
 
-@process_only("a pipe has no peer whose identity could be asked for", "forked")
+@process_only("a pipe has no peer whose identity could be asked for")
 def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
     """SO_PEERCRED would give the host's process id and user, and ancillary data would give its credentials."""
     source = (

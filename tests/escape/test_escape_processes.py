@@ -14,12 +14,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from escape.attack import BACKEND, IS_CONTAINED, IS_PROCESS, Inside, Victim, full_only, outside, process_only
+from escape.attack import IS_CONTAINED, IS_PROCESS, Inside, Victim, full_only, outside
 from escape.prologues import RAW
 
-COUNTED_BY_A_WATCH = BACKEND == "forked" or IS_CONTAINED
-"""The kernel has one ceiling for all sandboxes of a container, and none in the profile `container`; a burst of one of them
-is ended at the next look."""
+COUNTED_BY_A_WATCH = IS_CONTAINED
+"""The kernel has no ceiling for a sandbox of the profile `container`; a burst of one is ended at the next look."""
 
 
 def assert_ended_at_the_limit(inside: Inside) -> None:
@@ -380,9 +379,6 @@ set_result(started)
     victim.assert_healthy()
 
 
-@process_only(
-    "a shared container counts every 50 ms, and this is over before; all its sandboxes have one ceiling", "docker"
-)
 @full_only("processes are watched there, and this is over before the next look")
 def test_raw_clones_count_like_any_process(victim: Victim) -> None:
     """vfork, CLONE_VM and CLONE_THREAD bypass Python and the C library."""

@@ -27,9 +27,9 @@ HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
 """Found by a guest that was forked from this process, or handed any of its memory."""
 
 BACKEND = os.environ.get("TOOLCELL_ESCAPE_BACKEND", "process")
-"""process, docker, forked (docker's second mode), or ray: a node of the cluster at TOOLCELL_ESCAPE_RAY."""
+"""process, docker, or ray: a node of the cluster at TOOLCELL_ESCAPE_RAY."""
 
-IN_CONTAINERS = BACKEND in ("docker", "forked")
+IN_CONTAINERS = BACKEND == "docker"
 WARM = 2 if BACKEND == "docker" else 1
 """Two containers, because one takes longer to start than most attacks take to fail."""
 LAUNCHER_AND_ZYGOTE = 2
@@ -51,15 +51,11 @@ def backend(options: dict[str, Any]) -> Any:
         return BACKEND
     given = {name: options[name] for name in ("packages", "preload") if name in options}
     given["policy"] = policy(options)
-    if BACKEND == "ray":
-        from toolcell import RayBackend
+    from toolcell import RayBackend
 
-        made = RayBackend(os.environ["TOOLCELL_ESCAPE_RAY"], tls=True, **given)
-        NODES.append(made)
-        return made
-    from toolcell.sandbox.docker import DockerBackend
-
-    return DockerBackend(mode="forked", **given)
+    made = RayBackend(os.environ["TOOLCELL_ESCAPE_RAY"], tls=True, **given)
+    NODES.append(made)
+    return made
 
 
 NODES: list[Any] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from escape.prologues import BRIDGE
 
-EVERYWHERE = ("process", "docker", "forked")
+EVERYWHERE = ("process", "docker")
 PROCESS = ("process",)
 MIB = 1 << 20
 WALL_S = 1.0

@@ -193,7 +193,7 @@ async def measure(attack: dict[str, Any], folder: str, show: Callable[[dict[str,
     bodies = Bodies()
     runtime = Runtime(
         make_registry(bodies),
-        backend=make_backend(attack["backend"]),
+        backend=attack["backend"],
         limits=Limits(output_flood_bytes=2 << 30),
         pool=PoolConfig(warm=2 if attack["backend"] == "docker" else min(attack["guests"], 8) + 1),
         record=f"{folder}/runs.db" if attack["audit"] else None,
@@ -233,14 +233,6 @@ async def attack_by_all(watch: Watch, source: str, attack: dict[str, Any]) -> di
         "growth_bytes": resident_bytes("VmHWM") - before,
         "dentries": negative_dentries() - dentries,
     }
-
-
-def make_backend(name: str) -> Any:
-    if name != "forked":
-        return name
-    from toolcell.sandbox.docker import DockerBackend
-
-    return DockerBackend(mode="forked")
 
 
 def main() -> None:

@@ -40,8 +40,6 @@ async def test_a_script_executes_a_program_only_where_the_policy_says_so(shell: 
 async def test_a_profile_or_backend_that_cannot_confine_programs_refuses() -> None:
     with pytest.raises(UsageError, match='shell=True needs profile="full" or Docker'):
         await Runtime(policy=Policy(shell=True, profile="container")).open()
-    with pytest.raises(UsageError, match='mode="forked" does not go with shell=True'):
-        DockerBackend(mode="forked", policy=Policy(shell=True))
     with pytest.raises(UsageError, match="packages= does not go with shell=True"):
         DockerBackend(packages=["numpy"], policy=Policy(shell=True))
 

@@ -1,30 +1,28 @@
-"""The zygote of places that allow no namespaces: a shared container, and the profile `container`.
+"""The zygote of places that allow no namespaces: the profile `container`.
 
 It imports everything once, then forks a supervisor and a guest for each sandbox. It never holds a byte that a guest
-wrote, because every guest it forks inherits its memory. Messages to the host: {"ready": slots, ...} once;
+wrote, because every guest it forks inherits its memory. Messages to the host: {"ready": True, ...} once;
 {"started": n, "supervisor": pid} or {"failed": n, "why"}; {"ended": n, "status", "cpu_s", "peak_memory_bytes",
-"is_clean", "why"}; {"lowered": n}; {"measured": {n: [cpu_s, memory_bytes, processes]}}.
+"is_clean", "why"}; {"lowered": n}.
 
-`main` is the one of the profile `container`, which the host starts directly. Without a pid namespace nothing ends with
-it by itself, so it adopts every orphan and ends what it leaves. A sandbox without a mount namespace has its files in a
-directory that no other uses at the same time.
+Without a pid namespace nothing ends with it by itself, so it adopts every orphan and ends what it leaves. A sandbox
+without a mount namespace has its files in a directory of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import posixpath
 import resource
 import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgpack
 
@@ -42,8 +40,7 @@ from toolcell_bridge.entry.preparation import (
     reseed,
     set_environment,
 )
-from toolcell_bridge.entry.process_usage import ProcessUsage, children_of, descendants
-from toolcell_bridge.entry.shared_protocol import KILL
+from toolcell_bridge.entry.process_usage import children_of, descendants
 from toolcell_bridge.entry.supervisor import (
     KILL_INTERVAL_S,
     KILL_PASSES,
@@ -53,11 +50,11 @@ from toolcell_bridge.entry.supervisor import (
     adopt_orphans,
     empty,
 )
+from toolcell_bridge.entry.supervisor_protocol import KILL
 from toolcell_bridge.guest import errors
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
 from toolcell_bridge.isolation.capabilities import set_undumpable
-from toolcell_bridge.isolation.guest_paths import SCRATCH, WORKSPACE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
@@ -88,7 +85,7 @@ def main(control_fd: int) -> None:
         isolation = ContainerIsolation.prepare(policy, readable, is_shared=not settings.get("unscoped"))
         if not isolation.abi and not settings.get("unscoped"):
             raise OSError(NEEDS_LANDLOCK.format(isolation.lacks["landlock"]))
-        zygote = SharedZygote(settings, control, isolation, FreshDirectories(base), adopts=not settings.get("unscoped"))
+        zygote = ContainedZygote(settings, control, isolation, base)
         gc.enable()  # it was off since the interpreter's start
         zygote.serve({"layers": probe_layers(isolation, base), "lacks": isolation.lacks})
         zygote.release()
@@ -164,16 +161,12 @@ LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 SUPERVISOR_GONE = "another process of this user killed its supervisor"
 
 
-class LandlockMissing(OSError):
-    """This kernel cannot keep sandboxes of one container from each other's files."""
-
-
 @dataclass(slots=True)
 class SupervisedGuest:
     """One running sandbox."""
 
     number: int
-    directory: SlotDirectory
+    directory: str
     supervisor: int
     """Process id."""
     socket: socket.socket
@@ -182,31 +175,20 @@ class SupervisedGuest:
     """Process id, once the supervisor has reported it."""
 
 
-class SharedZygote:
+class ContainedZygote:
     """Serves requests from `control` until it closes."""
 
     def __init__(
-        self,
-        settings: dict[str, Any],
-        control: socket.socket,
-        isolation: ContainerIsolation,
-        directories: SlotDirectories,
-        *,
-        adopts: bool = False,
+        self, settings: dict[str, Any], control: socket.socket, isolation: ContainerIsolation, base: str
     ) -> None:
-        """`adopts`: this process is the parent of what a supervisor leaves."""
-        self._adopts = adopts
+        """`base`: the directory below which each sandbox gets one of its own."""
+        self._adopts = not settings.get("unscoped")
+        """This process is the parent of what a supervisor leaves."""
         self._control = control
-        self._directories = directories
+        self._base = base
         self._isolation = isolation
-        if not self._isolation.abi and not settings.get("unscoped"):
-            raise LandlockMissing(
-                f"{self._isolation.lacks['landlock']}: a sandbox could read the files of the others of its container; "
-                'use mode="single", or a policy that does not require landlock'
-            )
         self._children: dict[int, SupervisedGuest] = {}
         self._by_socket: dict[int, SupervisedGuest] = {}
-        self._usage = ProcessUsage()
         self._poll = select.poll()
         self._wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -218,14 +200,13 @@ class SharedZygote:
         set_undumpable()
 
     def serve(self, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Report ready, with these `facts`, then serve requests until the proxy is gone."""
+        """Report ready, with these `facts`, then serve requests until the host is gone."""
         for descriptor in (self._control.fileno(), self._wake):
             self._poll.register(descriptor, select.POLLIN)
         # Frozen objects are never visited by the collector, so a guest's collection does not copy their pages.
         gc.collect()
         gc.freeze()
-        ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
-        self._send(ready | {"is_scoped": bool(self._isolation.signals_kept_by), **facts})
+        self._send({"ready": True, "python": sys.version.split()[0], "guest": __version__, **facts})
         heap = immortal_heap.begin()
         while True:
             if heap is not None and heap.step():
@@ -248,7 +229,7 @@ class SharedZygote:
         self._control.send(msgpack.packb(message))
 
     def _serve_one(self) -> bool:
-        """Serve one request; False when the proxy is gone."""
+        """Serve one request; False when the host is gone."""
         body, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
         if not body:
             return False
@@ -256,8 +237,7 @@ class SharedZygote:
         match message:
             case {"open": number, "rlimits": plan}:
                 bridge, out, err, control = descriptors
-                room = FileRoom(**message["room"]) if "room" in message else None
-                self._open(number, RlimitPlan(**plan), room, (bridge, out, err), control)
+                self._open(number, RlimitPlan(**plan), FileRoom(**message["room"]), (bridge, out, err), control)
             case {"kill": number}:
                 child = self._children.get(number)
                 if child is not None:
@@ -270,20 +250,18 @@ class SharedZygote:
                 if child is not None:
                     supervisor.lower_limits(child.guest, RlimitPlan(**plan), LOWERED)
                 self._send({"lowered": number})
-            case {"measure": _}:
-                supervisors = {child.supervisor: number for number, child in self._children.items()}
-                self._send({"measured": self._usage.measure(supervisors)})
             case other:
                 raise ValueError(f"unknown request {other!r}")
         return True
 
-    def _open(self, number: int, plan: RlimitPlan, room: FileRoom | None, streams: GuestStreams, control: int) -> None:
+    def _open(self, number: int, plan: RlimitPlan, room: FileRoom, streams: GuestStreams, control: int) -> None:
         try:
-            directory = self._directories.take()
+            directory = f"{self._base}/{number}"
+            os.mkdir(directory, 0o700)
             try:
                 child = self._fork(number, directory, plan, room, streams, control)
             except OSError:
-                self._directories.put_back(directory, is_clean=True)
+                os.rmdir(directory)
                 raise
         except OSError as exc:
             self._send({"failed": number, "why": str(exc)})
@@ -292,16 +270,15 @@ class SharedZygote:
             for descriptor in (*streams, control):
                 os.close(descriptor)
         self._children[number] = self._by_socket[child.socket.fileno()] = child
-        self._usage.begin(number)
         self._send({"started": number, "supervisor": child.supervisor})
         self._poll.register(child.socket, select.POLLIN)
 
     def _fork(
         self,
         number: int,
-        directory: SlotDirectory,
+        directory: str,
         plan: RlimitPlan,
-        room: FileRoom | None,
+        room: FileRoom,
         streams: GuestStreams,
         control: int,
     ) -> SupervisedGuest:
@@ -315,7 +292,7 @@ class SharedZygote:
                 raise
             if pid == 0:
                 slot = SandboxSlot(
-                    directory=directory.path,
+                    directory=directory,
                     zygote=its.fileno(),
                     control=control,
                     streams=streams,
@@ -327,12 +304,8 @@ class SharedZygote:
 
     def _run_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
         """Send Hello, and run scripts until the host hangs up. Isolation is already applied."""
-        if os.path.realpath(WORKSPACE) == workspace:
-            use_links(os.path.dirname(workspace), SCRATCH)
-            workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
-        else:
-            # The container's passwd cannot be read, so getpass.getuser() needs a name.
-            os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
+        # The container's passwd cannot be read, so getpass.getuser() needs a name.
+        os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
         self._guest.serve(layers, workspace)
 
     def _handle_report(self, child: SupervisedGuest, flags: int = 0) -> None:
@@ -348,15 +321,15 @@ class SharedZygote:
             return
         if "ended" not in report:
             if not self._adopts:
-                # Without a supervisor nothing holds its sandbox back, so the container must end.
+                # Without a supervisor nothing holds its sandbox back, so the zygote must end.
                 raise RuntimeError(f"the supervisor of sandbox {child.number} is gone")
             self._end_orphans()
             report = {"ended": -1, "cpu_s": 0.0, "peak_memory_bytes": 0, "is_clean": False, "why": SUPERVISOR_GONE}
         self._poll.unregister(child.socket)
         del self._children[child.number], self._by_socket[child.socket.fileno()]
-        self._usage.forget(child.number)
         child.socket.close()
-        self._directories.put_back(child.directory, report["is_clean"])
+        if report["is_clean"]:  # otherwise it is left to the host, which removes `base`
+            os.rmdir(child.directory)
         self._send(report | {"ended": child.number, "status": report["ended"]})
 
     def _end_orphans(self) -> None:
@@ -410,124 +383,3 @@ def prepare(settings: dict[str, Any]) -> None:
         preload_all(COMMON_MODULES)
     preload_all(settings["preload"])
     set_environment(settings["environment"])
-
-
-RELEASE_INTERVAL_S = 0.002
-RELEASE_CHECKS = 100
-"""How often and how long to wait until the kernel has released the files of an ended sandbox."""
-
-MOST = 65_536
-"""Sandboxes that a host may have at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotDirectory:
-    """A directory for the files of one sandbox at a time."""
-
-    path: str
-    room: tuple[int, int] | None = None
-    """Free blocks and inodes while it is not used; None when it is not a file system of its own."""
-
-
-class SlotDirectories(Protocol):
-    """Where a zygote gets them."""
-
-    @property
-    def count(self) -> int:
-        """How many sandboxes can have one at the same time."""
-        ...
-
-    def take(self) -> SlotDirectory:
-        """Return one that nobody uses.
-
-        Raises:
-            OSError: there is none.
-        """
-        ...
-
-    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
-        """Take it back after its sandbox has ended. `is_clean`: nothing is left in it."""
-        ...
-
-
-class FixedDirectories:
-    """A given number of directories, each a file system of its own where the container has mounted one."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._free = [SlotDirectory(path, room_in(path)) for path in paths]
-        self.count = len(self._free)
-
-    def take(self) -> SlotDirectory:
-        """Return the directory that has been free for longest and has all its room.
-
-        The kernel releases the inodes of an ended guest's Landlock domain some milliseconds after the guest.
-        """
-        for _ in range(RELEASE_CHECKS):
-            for directory in self._free:
-                if room_in(directory.path) == directory.room:
-                    self._free.remove(directory)
-                    return directory
-            if not self._free:
-                break
-            select.select((), (), (), RELEASE_INTERVAL_S)
-        raise OSError("no slot is free")
-
-    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
-        """Keep it for another sandbox. One that is not clean is not used again."""
-        if is_clean:
-            self._free.append(directory)
-
-
-class FreshDirectories:
-    """A new directory below `base` for each sandbox."""
-
-    count = MOST
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-        self._number = 0
-
-    def take(self) -> SlotDirectory:
-        """Make one."""
-        self._number += 1
-        path = f"{self._base}/{self._number}"
-        os.mkdir(path, 0o700)
-        return SlotDirectory(path)
-
-    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
-        """Remove it. One that is not clean is left to the host, which removes `base`."""
-        if is_clean:
-            os.rmdir(directory.path)
-
-
-def room_in(path: str) -> tuple[int, int] | None:
-    """Return the free blocks and inodes of the file system mounted at `path`; None when none is mounted there."""
-    if not os.path.ismount(path):
-        return None
-    room = os.statvfs(path)
-    return room.f_bfree, room.f_ffree
-
-
-# One name for each folder of a sandbox that links lead to, in a container that it shares.
-#
-# The kernel knows the folders by a name of their own for each sandbox. A script that keeps such a name, in a
-# session that moves on to another sandbox, would not find it there.
-
-
-def use_links(real: str, named: str) -> None:
-    """Have Python say `named` where the kernel says `real`, and the same for all that is in it."""
-    getcwd, realpath = os.getcwd, posixpath.realpath
-
-    def by_link(path: Any) -> Any:
-        old, new = (os.fsencode(real), os.fsencode(named)) if isinstance(path, bytes) else (real, named)
-        rest = path[len(old) :]
-        return new + rest if path.startswith(old) and rest[:1] in (rest[:0], new[:1]) else path
-
-    def getcwd_by_link() -> str:
-        return str(by_link(getcwd()))
-
-    def realpath_by_link(filename: Any, **options: Any) -> Any:
-        return by_link(realpath(filename, **options))
-
-    os.getcwd, os.getcwdb = getcwd_by_link, lambda: os.fsencode(getcwd_by_link())
-    posixpath.realpath = realpath_by_link

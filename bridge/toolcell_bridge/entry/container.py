@@ -1,14 +1,12 @@
-"""Entry point of the guest inside a container: `python3 -P -s -B -m toolcell_bridge.entry.container single|forked`.
+"""Entry point of the guest inside a container: `python3 -P -s -B -m toolcell_bridge.entry.container`.
 
-Standard input and output are the bridge. The first frame on it holds the settings. After it comes, in `single`, the
-bridge protocol of one guest, in `forked` the multiplexer's. Raw writes to descriptors 1 and 2 go to standard error.
+Standard input and output are the bridge. The first frame on it holds the settings. After it comes the bridge protocol.
+Raw writes to descriptors 1 and 2 go to standard error.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from toolcell_bridge.entry.preparation import ERRORS, INPUT, OUTPUT
@@ -59,22 +57,14 @@ def read_settings(descriptor: int) -> dict[str, Any]:
     return settings
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Serve in the named mode; returns the exit code."""
+def main() -> int:
+    """Serve one guest; returns the exit code."""
     take_standard_streams()
     try:
         settings = read_settings(INPUT)
-        match list(arguments):
-            case ["single"]:
-                from toolcell_bridge.entry import single_container
+        from toolcell_bridge.entry import single_container
 
-                single_container.serve(settings)
-            case ["forked"]:
-                from toolcell_bridge.entry import shared_container
-
-                shared_container.serve(settings)
-            case other:
-                raise ValueError(f"the mode is single or forked, not {other!r}")
+        single_container.serve(settings)
     except BaseException as exc:
         os.write(2, f"{type(exc).__name__}: {exc}\n".encode())
         return 1
@@ -82,6 +72,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    code = main()
     # No atexit hooks, no threads joined: nothing of the script's is run again.
     os._exit(code)

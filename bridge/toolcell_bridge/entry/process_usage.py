@@ -10,11 +10,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Fields of /proc/<pid>/stat, counted from the third.
-_PARENT, _FAULTS, _CHILDRENS_FAULTS, _UTIME, _STIME, _CUTIME, _CSTIME = 1, 7, 8, 11, 12, 13, 14
+_PARENT, _UTIME, _STIME, _CUTIME, _CSTIME = 1, 11, 12, 13, 14
 THREADS, BEGAN, RESIDENT = 17, 19, 21
-
-_SOCKET_BYTES = 256 << 10
-"""What one socket pair's end can hold, with what the kernel needs beside it: net.core.wmem_default is 208 KiB."""
 
 
 class ProcessUsage:
@@ -23,19 +20,18 @@ class ProcessUsage:
     def __init__(self) -> None:
         self._base_bytes: dict[int, int] = {}
 
-    def begin(self, sandbox: int, zygote: int | None = None) -> None:
-        """Start to count for a sandbox, right after the fork. `zygote`: what it was forked from; None: this process."""
-        self._base_bytes[sandbox], _ = _held(os.getpid() if zygote is None else zygote)
+    def begin(self, sandbox: int, zygote: int) -> None:
+        """Start to count for a sandbox, right after the fork. `zygote`: what it was forked from."""
+        self._base_bytes[sandbox] = _held(zygote)
 
     def forget(self, sandbox: int) -> None:
         """Count no more for a sandbox."""
         self._base_bytes.pop(sandbox, None)
 
-    def measure(self, supervisors: Mapping[int, int]) -> dict[int, tuple[float, int, int, int]]:
-        """Return (CPU seconds, bytes, processes and threads, bytes that it could hold unseen) of each sandbox.
+    def measure(self, supervisors: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
+        """Return (CPU seconds, bytes, processes and threads) of each sandbox.
 
         No process shows the pages of shared memory that it has given up and the kernel keeps, nor what is in sockets.
-        What a sandbox could hold in this way: every page that it ever touched, and as much as all its descriptors can.
 
         `supervisors`: process id of each sandbox's supervisor -> number of the sandbox.
         """
@@ -57,18 +53,15 @@ class ProcessUsage:
 
     def _sum(
         self, sandbox: int, supervisor: int, rows: Mapping[int, list[bytes]], members: list[int]
-    ) -> tuple[float, int, int, int]:
+    ) -> tuple[float, int, int]:
         # The ended processes below the supervisor, and for each living one its own time and that of its ended children.
-        cpu_s, memory_bytes, threads, unseen = waited_for_s(rows[supervisor]), 0, 0, 0
+        cpu_s, memory_bytes, threads = waited_for_s(rows[supervisor]), 0, 0
         for pid in members:
             row = rows[pid]
             cpu_s += own_s(pid, row) + waited_for_s(row)
             threads += int(row[THREADS])
-            held, descriptors = _held(pid)
-            memory_bytes += max(0, held - self._base_bytes.get(sandbox, 0))
-            touched = (int(row[_FAULTS]) + int(row[_CHILDRENS_FAULTS])) * PAGE_BYTES
-            unseen += max(0, touched - held) + descriptors * _SOCKET_BYTES
-        return cpu_s, memory_bytes, threads, unseen
+            memory_bytes += max(0, _held(pid) - self._base_bytes.get(sandbox, 0))
+        return cpu_s, memory_bytes, threads
 
 
 def own_s(pid: int, row: list[bytes]) -> float:
@@ -137,8 +130,8 @@ def _owner(pid: int, rows: Mapping[int, list[bytes]], owners: dict[int, int]) ->
     return owner
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """Return the memory that belongs to no file on a disk, private, shared and swapped out, and room for descriptors.
+def _held(pid: int) -> int:
+    """Return the memory that belongs to no file on a disk, private, shared and swapped out.
 
     For a sandbox whose memory no cgroup counts. What two of its processes share is counted for each.
     """
@@ -146,6 +139,5 @@ def _held(pid: int) -> tuple[int, int]:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
             rows = dict(row.split(b":", 1) for row in file.read(8192).splitlines())
     except OSError:
-        return 0, 0
-    held = sum(int(rows.get(name, b"0").split()[0]) * 1024 for name in (b"RssAnon", b"RssShmem", b"VmSwap"))
-    return held, int(rows.get(b"FDSize", b"0"))
+        return 0
+    return sum(int(rows.get(name, b"0").split()[0]) * 1024 for name in (b"RssAnon", b"RssShmem", b"VmSwap"))

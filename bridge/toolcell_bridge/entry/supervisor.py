@@ -8,7 +8,7 @@ guest's seccomp filter holds it in one process group and keeps its signals there
 A guest cannot send anything to its supervisor: that reads the zygote's socket, the control pipe, and the kernel's
 reports of ended children.
 
-Where the workspace is not a file system of its own, the supervisor measures the files, which the kernel does not bound.
+The workspace is not a file system of its own, so the supervisor measures the files, which the kernel does not bound.
 
 The control pipe comes from the owner of the sandbox, which may be the host itself. `FREEZE` on it stops every process
 of the sandbox until `THAW`; anything unknown, or the end of the pipe, kills them.
@@ -33,7 +33,7 @@ import msgpack
 from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.entry.preparation import BRIDGE, FIRST_FREE
 from toolcell_bridge.entry.process_usage import descendants
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, THAW
+from toolcell_bridge.entry.supervisor_protocol import ASK, FREEZE, INTERRUPT, THAW
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation import landlock, rlimits
@@ -50,8 +50,7 @@ from toolcell_bridge.isolation.syscalls import (
 )
 
 WORKSPACE_FD = BRIDGE + 1
-"""A descriptor of the sandbox's own directory. /work and /tmp in the image are links below it, so the same links lead
-each process to its own directories."""
+"""A descriptor of the sandbox's own directory."""
 
 DIRECTORIES = ("work", "tmp", "shm")
 
@@ -59,7 +58,7 @@ OOM_SCORE = b"500"
 """When the container is out of memory, the kernel must kill a guest, not a supervisor or the zygote."""
 
 NICE = 19
-"""The nice value of guests: the supervisor, the proxy and the zygote run first and can end a guest, however many
+"""The nice value of guests: the supervisor and the zygote run first and can end a guest, however many
 processes it has. The share of the container itself is its cgroup's."""
 
 KILL_PASSES = 2000
@@ -77,7 +76,7 @@ class SandboxSlot:
     """What the supervisor and the guest of one sandbox are given."""
 
     directory: str
-    """A directory, usually a sized tmpfs, that no other sandbox uses at the same time."""
+    """A directory that no other sandbox uses."""
 
     zygote: int
     """The supervisor's socket to the zygote."""
@@ -87,8 +86,8 @@ class SandboxSlot:
 
     streams: GuestStreams
     rlimits: RlimitPlan
-    room: FileRoom | None = None
-    """What its files may take, where the directory is not a file system that bounds them."""
+    room: FileRoom
+    """What its files may take: the directory is not a file system that bounds them."""
 
 
 def scope_signals(abi: int) -> None:
@@ -171,8 +170,8 @@ def _wait_for_end(slot: SandboxSlot, wake: int, guest: int, signal_all: SignalAl
     for descriptor in (slot.zygote, slot.control, wake):
         poll.register(descriptor, select.POLLIN)
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(None if slot.room is None else INTERVAL_MS)}
-        if slot.room is not None and not ready and (why := excess(slot.directory, slot.room)):
+        ready = {descriptor for descriptor, _ in poll.poll(INTERVAL_MS)}
+        if not ready and (why := excess(slot.directory, slot.room)):
             return why
         if wake in ready:
             os.read(wake, 4096)

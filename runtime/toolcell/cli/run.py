@@ -65,10 +65,6 @@ class RuntimeFlags:
         str | None,
         typer.Option("--runtime", metavar="NAME", help="Container runtime, such as runsc, with --backend docker."),
     ] = None
-    mode: Annotated[
-        Literal["single", "forked"] | None,
-        typer.Option("--mode", help="A container for each sandbox, or one for many, with --backend docker."),
-    ] = None
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -172,14 +168,14 @@ class RuntimeFlags:
         return AuditLog(file, config=record_config(self.record_config), sinks=sinks)
 
     def _backend(self, options: dict[str, Any]) -> Any:
-        if self.image is None and self.runtime is None and self.mode is None:
+        if self.image is None and self.runtime is None:
             return self.backend
         if self.backend != "docker":
-            raise UsageError("--image, --runtime and --mode are about containers; add --backend docker")
+            raise UsageError("--image and --runtime are about containers; add --backend docker")
         from toolcell.sandbox.docker import DockerBackend
 
         given = {name: options[name] for name in ("packages", "preload", "policy")}
-        return DockerBackend(self.image, runtime=self.runtime, mode=self.mode or "single", **given)
+        return DockerBackend(self.image, runtime=self.runtime, **given)
 
 
 def run(

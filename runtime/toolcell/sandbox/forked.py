@@ -1,6 +1,6 @@
 """A sandbox that a zygote has forked, wherever the zygote is: what it reported, and the ways to guest and supervisor.
 
-Sandboxes of one container (the profile `container`, pods, Docker's mode `forked`) have a supervisor each. They are one
+Sandboxes of the profile `container`, also those of pods, have a supervisor each. They are one
 `SupervisedSandbox`; a subclass says how its zygote is asked and how it is measured.
 """
 
@@ -12,13 +12,12 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from toolcell.config import Limits
-from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, Sandbox
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sandbox
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.support.event_loop import ChangeEvent
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
+from toolcell_bridge.entry.supervisor_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 
 
 class ForkedSandbox:
@@ -52,7 +51,7 @@ class ForkedSandbox:
 def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = "") -> Exit:
     """Return how a process ended whose wait status was reported; -1: it was not among those reaped.
 
-    Not `os.waitstatus_to_exitcode`: a host may be another system than that of its containers, or get any number.
+    Not `os.waitstatus_to_exitcode`: a host may get any number.
     """
     if status < 0:
         return Exit(cpu_s=cpu_s, peak_memory_bytes=peak_memory_bytes, problem=problem)
@@ -60,41 +59,8 @@ def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = ""
     return Exit(number or None, None if number else code, cpu_s, peak_memory_bytes, problem)
 
 
-class SandboxChannel(Protocol):
-    """The ways to a sandbox: to its guest, and to its supervisor if the host reaches it."""
-
-    reaches_supervisor: bool
-
-    @property
-    def stream(self) -> ByteStream:
-        """Carries the bridge protocol."""
-        ...
-
-    def has_hung_up(self) -> bool:
-        """Return True when no process holds the other end of the bridge any more."""
-        ...
-
-    def read_raw(self) -> tuple[bytes, bytes]:
-        """Take the raw output so far, without waiting."""
-        ...
-
-    def send_control(self, word: bytes) -> bool:
-        """Write to the supervisor. Return False when the host does not reach it."""
-        ...
-
-    def kill_now(self) -> None:
-        """Have the supervisor kill the sandbox. Any thread may call it."""
-        ...
-
-    def close(self) -> None:
-        """Close the host's ends, which ends the sandbox. Safe to call twice."""
-        ...
-
-
 class SupervisorChannel:
     """The host's ends of one sandbox's bridge, raw output and control pipe."""
-
-    reaches_supervisor = True
 
     def __init__(self, bridge: socket.socket, raw_output: Sequence[int], control_pipe: int) -> None:
         self.stream = SocketStream(bridge)
@@ -144,7 +110,7 @@ class SupervisedSandbox(Sandbox):
     """One guest and its supervisor."""
 
     def __init__(
-        self, child: ForkedSandbox, channel: SandboxChannel, *, ident: str, limits: Limits, required: frozenset[str]
+        self, child: ForkedSandbox, channel: SupervisorChannel, *, ident: str, limits: Limits, required: frozenset[str]
     ) -> None:
         self.child, self.channel = child, channel
         self.required = required
@@ -172,13 +138,10 @@ class SupervisedSandbox(Sandbox):
         self.channel.kill_now()
 
     def ask_line(self) -> bool:
-        """Have the supervisor ask the script which line it is at. False where the host does not reach it."""
+        """Have the supervisor ask the script which line it is at."""
         return self.channel.send_control(ASK)
 
-    @property
-    def interrupted_s(self) -> float:
-        """Return 0 where the host does not reach the supervisor: only that can interrupt the script."""
-        return INTERRUPTED_S if self.channel.reaches_supervisor else 0.0
+    interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Have the supervisor interrupt the script of a session."""

@@ -1,7 +1,6 @@
 """The Docker backend: sandboxes as hardened containers, each started ahead of need and removed after one run.
 
-The kernel and the daemon enforce the limits; this module passes the values. With mode="forked" the sandboxes are
-processes in a container that they share; those are in `shared`.
+The kernel and the daemon enforce the limits; this module passes the values.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
@@ -30,7 +29,6 @@ from toolcell.sandbox.docker.hardening import (
     settings_frame,
 )
 from toolcell.sandbox.docker.images.reference import SHELL_IMAGE
-from toolcell.sandbox.docker.shared.backend import SharedContainers
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD, hashing
 
 END_MARKER_BYTES = 16
@@ -94,7 +92,7 @@ class DockerSandbox(Sandbox):
         """Lower the CPU limit of the processes, where this host may. Elsewhere only the run's monitor enforces it."""
         import resource  # not on Windows, where no process of a container is visible
 
-        value = rlimits_for(limits).cpu_s
+        value = rlimits_for(limits, self._blueprint).cpu_s
         for pid in self._container.usage.pids():
             with suppress(OSError, ValueError):
                 resource.prlimit(pid, resource.RLIMIT_CPU, (value, value))
@@ -190,7 +188,6 @@ class DockerBackend(Backend):
         image: str | None = None,
         *,
         runtime: str | None = None,
-        mode: Literal["single", "forked"] = "single",
         policy: Policy | None = None,
         packages: Sequence[str] = (),
         preload: Sequence[str] = (),
@@ -202,53 +199,31 @@ class DockerBackend(Backend):
         Args:
             image: None is the image that `toolcell images build` makes.
             runtime: a name that the daemon knows, "runsc" for gVisor.
-            mode: "single" gives each sandbox a container; "forked" gives it a process in a shared container.
             cpus: processors that one sandbox may keep busy.
 
         Raises:
-            UsageError: the mode is unknown or does not go with this runtime, or `cpus` is too small.
+            UsageError: `cpus` is too small, or packages are given beside a shell.
         """
-        if mode not in ("single", "forked"):
-            raise UsageError(f'mode must be "single" or "forked", not {mode!r}')
-        if mode == "forked" and is_gvisor(runtime):
-            raise UsageError(
-                f'mode="forked" does not go with runtime={runtime!r}: it keeps sandboxes apart with Landlock, which '
-                f'gVisor has not; use mode="single" under gVisor, or leave the runtime out'
-            )
-        if mode == "forked" and policy is not None and policy.shell:
-            raise UsageError(
-                'mode="forked" does not go with shell=True: programs would be in one container; use "single"'
-            )
         if policy is not None and policy.shell and packages:
             raise UsageError("packages= does not go with shell=True in Docker; give image= one that has both")
         if cpus < 0.01:
             raise UsageError(f"cpus must be at least 0.01, not {cpus}")
         self.policy: Policy = policy or Policy()
         self._image = image or (SHELL_IMAGE if self.policy.shell else None)
-        self._runtime, self._mode = runtime, mode
+        self._runtime = runtime
         self.packages, self.preload = names_of(packages, "packages"), names_of(preload, "preload")
         self._docker_host, self._cpus = docker_host, cpus
         self._required = required_layers(self.policy, runtime)
         self._engine: Engine | None = None
         self._blueprint: Blueprint | None = None
-        self._shared: SharedContainers | None = None
         self._count = itertools.count(1)
 
     @property
     def fixed(self) -> frozenset[str]:
         """Limits that cannot change after a container was created. A run with other values gets a new container."""
-        if self._mode == "forked":
-            return frozenset()
         # The daemon cannot change rlimits of running processes; under gVisor it can change nothing.
         unchangeable = ("memory_bytes", "processes", "cpu_s", "cpu_cores") if is_gvisor(self._runtime) else ()
         return frozenset({"open_files", *unchangeable})
-
-    @property
-    def unsupported(self) -> Mapping[str, str]:
-        """Limits that cannot be held, with the reason and what to do."""
-        if self._mode == "single":
-            return {}
-        return {"cpu_cores": 'sandboxes of mode="forked" share the processors of a container; use mode="single"'}
 
     @property
     def lacks(self) -> Mapping[str, str]:
@@ -283,16 +258,13 @@ class DockerBackend(Backend):
         )
         self._blueprint = Blueprint(
             image=engine.image.id,
-            mode=self._mode,
             runtime=self._runtime,
             cpus=self._cpus,
-            labels=engine.labels(self._mode),
+            labels=engine.labels,
             executes=self.policy.shell,
             environment=ONE_THREAD | FEW_ARENAS | hashing(self.policy.hash_seed),
         )
         self._engine = engine
-        if self._mode == "forked":
-            self._shared = SharedContainers(engine, self._blueprint, self.policy, self.preload, self._required)
 
     async def start(self, limits: Limits) -> Sandbox:
         """Start one sandbox and send its guest the settings.
@@ -302,8 +274,6 @@ class DockerBackend(Backend):
         """
         engine, blueprint = self.engine, self._blueprint
         assert blueprint is not None
-        if self._shared is not None:
-            return await self._shared.start(limits)
         # Random, so that a script cannot write it: a script that did would cut its own output short.
         end_marker = b"\0" + secrets.token_bytes(END_MARKER_BYTES - 1)
         container = await engine.launch(container_config(blueprint, limits), blueprint, end_marker=end_marker)
@@ -325,8 +295,5 @@ class DockerBackend(Backend):
     async def close(self) -> None:
         """Remove everything that the backend started. Safe to call twice."""
         engine, self._engine = self._engine, None
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.aclose()
         if engine is not None:
             await engine.aclose()

@@ -23,7 +23,7 @@ from toolcell.sandbox.backend import Exit, Sample
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
 from toolcell.sandbox.docker.client import Conflict, EngineClient
-from toolcell.sandbox.docker.hardening import LABEL_MODE, OWN_PROCESSES, Blueprint
+from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.images.build import ensure_image
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
@@ -96,13 +96,6 @@ class UsageReader:
                 self._cgroup.kill()
                 return True
         return False
-
-    def held(self) -> int:
-        """Return how many bytes everything inside holds now; 0 where that is not visible here."""
-        if self._cgroup is not None:
-            with suppress(OSError, ValueError):
-                return self._cgroup.held()
-        return 0
 
     def set_baseline(self) -> None:
         """Take what has been used so far as the cost of starting, which does not count as the script's."""
@@ -449,7 +442,8 @@ class Engine:
         self._living: set[Container] = set()
         self._unremoved: set[str] = set()
         """Names of containers that could not be removed because the daemon was away."""
-        self._labels = {reaper.LABEL_BACKEND: key, reaper.LABEL_HOST: str(reaper.own_identity())}
+        self.labels: Mapping[str, str] = {reaper.LABEL_BACKEND: key, reaper.LABEL_HOST: str(reaper.own_identity())}
+        """Of every container of this backend."""
 
     @classmethod
     async def open(
@@ -493,10 +487,6 @@ class Engine:
         found = await self.client.list({reaper.LABEL_HOST: None})
         for container in reaper.orphans(found, me, is_local=self.client.info.is_local):
             await self.client.remove(container)
-
-    def labels(self, mode: str) -> dict[str, str]:
-        """Return the labels of every container of this backend."""
-        return {**self._labels, LABEL_MODE: mode}
 
     def run_in_background(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Run `function` in the background and ignore that the daemon is gone."""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 
@@ -129,8 +129,6 @@ def _test(argument: Argument, value: int) -> dict[str, Any]:
     return {"index": argument.index, "value": argument.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
-LABEL_MODE = "io.toolcell.mode"
-
 GUEST_USER = "65534:65534"
 SCRATCH = "/sandbox"
 SHARED_MEMORY = "/dev/shm"
@@ -151,7 +149,7 @@ GVISOR_TMP_SHARE = 16
 
 OWN_PROCESSES = 2
 """Processes that count towards a container's ceiling and are not the script's: the init, and the guest's parent. The
-parent ends the guest when the host hangs up; in a shared container it forks the guests."""
+parent ends the guest when the host hangs up."""
 
 GVISOR_PROCESSES = 512
 """Threads that gVisor itself may use. The host counts them in addition to a number for each process of the guest."""
@@ -196,15 +194,12 @@ SHARED_ID_PROCESSES = 65_536
 """RLIMIT_NPROC of a guest. The kernel counts a user id over the whole machine, and all containers have the same one,
 so this limit must never be the one that refuses. The container's own ceiling refuses."""
 
-Mode = Literal["single", "forked"]
-
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
     """What containers of one backend have in common."""
 
     image: str
-    mode: Mode = "single"
     runtime: str | None = None
     """The name that the daemon has for it, for example "runsc". None is the daemon's default."""
     cpus: float = 1.0
@@ -242,7 +237,6 @@ def container_config(blueprint: Blueprint, limits: Limits) -> dict[str, Any]:
     """Return the body of POST /containers/create."""
     return {
         "Image": blueprint.image,
-        "Cmd": [blueprint.mode],
         "User": GUEST_USER,
         "WorkingDir": "/",
         "Hostname": "sandbox",
@@ -379,27 +373,19 @@ def live_layers(
     return layers
 
 
-def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPlan:
-    """Return the per-process limits inside a container, or of one sandbox of a shared container without `blueprint`.
+def rlimits_for(limits: Limits, blueprint: Blueprint) -> RlimitPlan:
+    """Return the per-process limits inside a container.
 
     A container counts the memory of one sandbox. gVisor counts processes per container, so there NPROC refuses.
     """
-    has_own_kernel = blueprint is not None and blueprint.is_gvisor
-    processes = limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES
-    is_alone = blueprint is not None
-    executes = blueprint is not None and blueprint.executes
-    return plan_rlimits(limits, processes, is_counted=is_alone, executes=executes)
+    processes = limits.processes + OWN_PROCESSES if blueprint.is_gvisor else SHARED_ID_PROCESSES
+    return plan_rlimits(limits, processes, is_counted=True, executes=blueprint.executes)
 
 
 def settings_frame(
-    limits: Limits,
-    policy: Policy,
-    preload: Sequence[str],
-    rlimits: RlimitPlan,
-    end_marker: bytes = b"",
-    **extra: object,
+    limits: Limits, policy: Policy, preload: Sequence[str], rlimits: RlimitPlan, end_marker: bytes = b""
 ) -> bytes:
-    """Return the first frame that a guest in a container reads, in either mode."""
+    """Return the first frame that a guest in a container reads."""
     body: bytes = msgpack.packb(
         {
             "frame_bytes": limits.frame_bytes,
@@ -409,7 +395,6 @@ def settings_frame(
             "preload": [*PRELOAD[policy.lint], *preload],
             "lint": policy.lint,
             "end_marker": end_marker,
-            **extra,
         }
     )
     return len(body).to_bytes(4, "big") + body

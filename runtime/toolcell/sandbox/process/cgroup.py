@@ -142,10 +142,6 @@ class Cgroup(abc.ABC):
         """
 
     @abc.abstractmethod
-    def held(self) -> int:
-        """Read how many bytes are in use now, without pages of files, which the kernel can take back."""
-
-    @abc.abstractmethod
     def consumed(self) -> tuple[float | None, int | None]:
         """Read only what every result reports: (CPU seconds, peak memory in bytes)."""
 
@@ -310,9 +306,6 @@ class V1Cgroup(Cgroup):
         cpu_s = None if self._cpu is None else int(read(f"{self._cpu}/cpuacct.usage")) / 1e9
         return cpu_s, int(read(f"{self._memory}/memory.max_usage_in_bytes"))
 
-    def held(self) -> int:
-        return _held(self._files, f"{self._memory}/memory.usage_in_bytes", f"{self._memory}/memory.stat", "total_")
-
     def _kernel_bytes(self) -> int:
         return _optional_number(self._files, f"{self._memory}/memory.kmem.usage_in_bytes") or 0
 
@@ -355,9 +348,6 @@ class V2Cgroup(Cgroup):
             return False
         return True
 
-    def held(self) -> int:
-        return _held(self._files, f"{self.directory}/memory.current", f"{self.directory}/memory.stat", "")
-
     def _kernel_bytes(self) -> int:
         return _field(self._files.read(f"{self.directory}/memory.stat"), "slab_reclaimable")
 
@@ -372,11 +362,6 @@ def _absent(error: OSError, file: Path | str) -> OSError:
 def _field(text: str, key: str) -> int:
     """Read one of the lines "key number"."""
     return int(dict(map(str.split, text.splitlines()))[key])
-
-
-def _held(files: CgroupFiles, usage: str, stat: str, prefix: str) -> int:
-    fields = files.read(stat)
-    return int(files.read(usage)) - sum(_field(fields, f"{prefix}{kind}_file") for kind in ("inactive", "active"))
 
 
 def _optional_number(files: CgroupFiles, file: Path | str) -> int | None:

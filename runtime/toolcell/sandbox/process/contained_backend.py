@@ -87,7 +87,7 @@ class ContainedSandbox(SupervisedSandbox):
         """Measure its process tree now."""
         row = self._usage.measure(self._child.number, self._child.supervisor, is_end=brief or last)
         if row is not None:
-            cpu_s, memory_bytes, processes, _ = row
+            cpu_s, memory_bytes, processes = row
             before = self._sample
             self._sample = Sample(
                 max(before.cpu_s, cpu_s),
@@ -140,11 +140,11 @@ class ContainedUsage:
     def __init__(self) -> None:
         self.process_usage = ProcessUsage()
         self._supervisors: dict[int, int] = {}
-        self._rows: dict[int, tuple[float, int, int, int]] = {}
+        self._rows: dict[int, tuple[float, int, int]] = {}
         self._measured_at_s = 0.0
         self._lock = threading.Lock()
 
-    def measure(self, number: int, supervisor: int, *, is_end: bool = False) -> tuple[float, int, int, int] | None:
+    def measure(self, number: int, supervisor: int, *, is_end: bool = False) -> tuple[float, int, int] | None:
         """Return what `ProcessUsage.measure` does for a sandbox; None when it has ended.
 
         `supervisor`: the process id of its supervisor; 0 when that has ended. `is_end`: a script has ended, and what

@@ -1,4 +1,4 @@
-"""Sandboxes that share a container cannot reach each other, their parents, or later sandboxes."""
+"""Sandboxes of the profile `container` cannot reach each other, their parents, or later sandboxes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from toolcell_bridge.isolation import landlock
-from toolcell_bridge.wire.mux import WINDOW_BYTES
 
-from .shared_container_host import MIB, RLIMITS, Container, Guest, becomes_true, children, running, tree
+from .contained_zygote_host import RLIMITS, Guest, Zygote, becomes_true, running, tree
 
 pytestmark = pytest.mark.isolation
 
@@ -30,15 +29,15 @@ def refused(action):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     if landlock.supported_abi() < 6:
         pytest.skip("this kernel's Landlock cannot keep signals inside")
-    with running(tmp_path_factory.mktemp("container"), slots=4) as container:
-        yield container
+    with running(tmp_path_factory.mktemp("container")) as zygote:
+        yield zygote
 
 
 @pytest.fixture
-def pair(shared: Container) -> Iterator[tuple[Guest, Guest]]:
+def pair(shared: Zygote) -> Iterator[tuple[Guest, Guest]]:
     """An attacker and a victim."""
     guests = shared.open(), shared.open()
     yield guests
@@ -46,16 +45,16 @@ def pair(shared: Container) -> Iterator[tuple[Guest, Guest]]:
         shared.kill(guest)
 
 
-def test_each_sandbox_has_its_own_bridge_and_raw_output(shared: Container, pair: Any) -> None:
+def test_each_sandbox_has_its_own_bridge_and_raw_output(shared: Zygote, pair: Any) -> None:
     first, second = pair
     assert first.run("import os\nos.write(1, b'one')\nos.write(2, b'two')\n" + ECHO) == {"q": 1}
     assert second.run(ECHO) == {"q": 1}
     # Written before the result, so here before it.
-    assert (shared.received[first.channel + 1], shared.received[first.channel + 2]) == (b"one", b"two")
+    assert first.raw_output() == [b"one", b"two"]
     assert {"landlock", "seccomp", "rlimits", "no_new_privs"} <= first.layers.keys()
 
 
-def test_no_signal_reaches_a_sibling_a_supervisor_or_the_zygote(shared: Container, pair: Any) -> None:
+def test_no_signal_reaches_a_sibling_a_supervisor_or_the_zygote(shared: Zygote, pair: Any) -> None:
     attacker, victim = pair
     pid, supervisor = victim.run("import os\nset_result([os.getpid(), os.getppid()])")
     targets = [pid, -pid, supervisor, *tree(shared.process.pid), shared.process.pid]
@@ -71,7 +70,7 @@ def test_no_signal_reaches_a_sibling_a_supervisor_or_the_zygote(shared: Containe
     assert victim.run(ECHO) == {"q": 1}
 
 
-def test_killing_everybody_kills_nobody_else(shared: Container, pair: Any) -> None:
+def test_killing_everybody_kills_nobody_else(shared: Zygote, pair: Any) -> None:
     attacker, victim = pair
     attacker.begin("import os\nos.kill(-1, 9)\nos.kill(0, 9)")
     assert shared.end_of(attacker)["status"] == signal.SIGKILL
@@ -94,12 +93,12 @@ def test_a_siblings_files_are_closed_even_to_one_that_knows_their_names(pair: An
     assert victim.run("set_result(open('secret').read())") == "s"
 
 
-def test_the_name_of_a_siblings_directory_cannot_be_found_out(shared: Container, pair: Any) -> None:
+def test_the_name_of_a_siblings_directory_cannot_be_found_out(shared: Zygote, pair: Any) -> None:
     attacker, victim = pair
     home = Path(victim.run("import os\nset_result(os.getcwd())"))
     pid = victim.run("import os\nset_result(os.getpid())")
     assert len(home.parent.name) == 32
-    places = [str(shared.slots[0].parent), *map(str, shared.slots)]
+    places = [str(shared.base), str(home.parent.parent)]
     source = (
         TRY + f"places, pid = {places!r}, {pid}\n"
         "found = [refused(lambda: os.listdir(place)) for place in places]\n"
@@ -109,7 +108,7 @@ def test_the_name_of_a_siblings_directory_cannot_be_found_out(shared: Container,
     assert attacker.run(source) == ["EACCES"]
 
 
-def test_nothing_of_a_sibling_or_parent_can_be_read_in_proc(shared: Container, pair: Any) -> None:
+def test_nothing_of_a_sibling_or_parent_can_be_read_in_proc(shared: Zygote, pair: Any) -> None:
     attacker, victim = pair
     pids = [victim.run("import os\nset_result(os.getpid())"), *tree(shared.process.pid), shared.process.pid]
     names = ["mem", "maps", "environ", "cmdline", "stat", "status", "fdinfo", "fd", "task", "net/unix"]
@@ -121,7 +120,7 @@ def test_nothing_of_a_sibling_or_parent_can_be_read_in_proc(shared: Container, p
     assert set(attacker.run(source)) <= {"EACCES", "ENOENT"}
 
 
-def test_of_cgroups_only_their_names_and_limits_can_be_read(shared: Container, pair: Any) -> None:
+def test_of_cgroups_only_their_names_and_limits_can_be_read(shared: Zygote, pair: Any) -> None:
     attacker, victim = pair
     pids = [victim.run("import os\nset_result(os.getpid())"), *tree(shared.process.pid), shared.process.pid]
     source = (
@@ -187,7 +186,7 @@ def search(word):
 """
 
 
-def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Container, pair: Any) -> None:
+def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Zygote, pair: Any) -> None:
     word = "".join(map(chr, range(ord("a"), ord("z")))) + "-told-to-one"
     first, second = pair
     told = f"for n in range(50): call_tool('echo', {{'q': {word!r} * 20}})\nset_result({word!r} * 1000)"
@@ -223,7 +222,7 @@ def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Con
         ),
     ],
 )
-def test_every_process_of_a_killed_sandbox_is_gone(shared: Container, pair: Any, source: str) -> None:
+def test_every_process_of_a_killed_sandbox_is_gone(shared: Zygote, pair: Any, source: str) -> None:
     _, bystander = pair
     before = set(tree(shared.process.pid))
     guest = shared.open()
@@ -237,14 +236,12 @@ def test_every_process_of_a_killed_sandbox_is_gone(shared: Container, pair: Any,
     assert bystander.run(ECHO) == {"q": 1}
 
 
-def test_a_sandbox_that_ends_by_itself_takes_its_processes_along(shared: Container) -> None:
+def test_a_sandbox_that_ends_by_itself_takes_its_processes_along(shared: Zygote) -> None:
     before = set(tree(shared.process.pid))
     guest = shared.open()
     guest.begin("import os, time\nif os.fork() == 0: time.sleep(99)\nos._exit(7)")
     assert shared.end_of(guest)["status"] == 7 << 8
     assert becomes_true(lambda: not set(tree(shared.process.pid)) - before)
-    while guest.channel not in shared.ended:
-        shared.read()
 
 
 LITTER = """
@@ -262,63 +259,19 @@ os.chmod('d', 0); os.chmod('../tmp', 0)
 """
 
 
-def test_whatever_a_run_leaves_is_gone_before_the_next(shared: Container) -> None:
-    for _ in range(len(shared.slots) + 1):
-        guest = shared.open()
-        guest.run(LITTER)
-        assert shared.kill(guest)["is_clean"]
-    assert all(not list(slot.iterdir()) for slot in shared.slots)
+def test_whatever_a_run_leaves_is_gone_before_the_next(shared: Zygote) -> None:
+    before = set(shared.base.iterdir())
+    guest = shared.open()
+    guest.run(LITTER)
+    assert shared.kill(guest)["is_clean"]
+    assert set(shared.base.iterdir()) == before
     assert Path("/etc/passwd").exists()
 
 
-def test_a_full_container_refuses_a_sandbox_and_goes_on(shared: Container) -> None:
-    guests = [shared.open() for _ in shared.slots]
-    with pytest.raises(OSError, match="no slot is free"):
-        shared.open()
-    assert [guest.run(ECHO) for guest in guests] == [{"q": 1}] * len(guests)
-    for guest in guests:
-        shared.kill(guest)
+def test_a_killed_guest_differs_from_one_that_hit_a_lowered_limit(shared: Zygote) -> None:
     guest = shared.open()
-    shared.kill(guest)
-
-
-def test_a_flood_that_nobody_reads_stalls_nobody_else(shared: Container, pair: Any) -> None:
-    flooder, other = pair
-    for line in range(3):
-        shared.unread.add(flooder.channel + line)
-    flooder.begin(
-        "import os, threading\n"
-        "def flood(number):\n    while True: os.write(number, bytes(65536))\n"
-        "for number in (1, 2, 3): threading.Thread(target=flood, args=(number,)).start()"
-    )
-
-    def held() -> list[int]:
-        return [len(shared.received[flooder.channel + line]) for line in range(3)]
-
-    # Its Hello was read before, without being worth a credit.
-    while min(held()) < WINDOW_BYTES - 4096:
-        shared.read()
-    for _ in range(20):
-        assert other.run(ECHO) == {"q": 1}
-    assert max(held()) <= WINDOW_BYTES
-
-
-def test_a_guest_that_does_not_read_stalls_nobody_else(shared: Container, pair: Any) -> None:
-    deaf, other = pair
-    deaf.begin("import time\ntime.sleep(99)")
-    shared.send(deaf.channel, bytes(shared.room(deaf.channel)))
-    for _ in range(5):
-        assert other.run(ECHO) == {"q": 1}
-    # The kernel's buffers took a part; what the container holds beyond that is never more than the window.
-    assert shared.room(deaf.channel) < WINDOW_BYTES
-
-
-def test_a_killed_guest_differs_from_one_that_hit_a_lowered_limit(shared: Container) -> None:
-    guest = shared.open()
-    shared.send_control(
-        lower=guest.number,
-        rlimits={"cpu_s": 1, "address_space_bytes": 1 << 32, "processes": 9, "open_files": 16, "file_size_bytes": 1},
-    )
+    lower = {"cpu_s": 1, "address_space_bytes": 1 << 32, "processes": 9, "open_files": 16, "file_size_bytes": 1}
+    shared.send({"lower": guest.number, "rlimits": lower})
     shared.wait_for("lowered")
     assert guest.run("import resource\nset_result(resource.getrlimit(resource.RLIMIT_NOFILE))") == [16, 16]
     guest.begin("while True: pass")
@@ -327,60 +280,28 @@ def test_a_killed_guest_differs_from_one_that_hit_a_lowered_limit(shared: Contai
     assert 0.5 < report["cpu_s"] < 5
 
 
-def test_a_zygote_that_gets_many_requests_at_once_serves_them_all(shared: Container) -> None:
-    (zygote,) = children(shared.process.pid)
+def test_a_zygote_that_gets_many_requests_at_once_serves_them_all(shared: Zygote) -> None:
+    zygote = shared.process.pid
     for _ in range(8):
         guest = shared.begin()
         os.kill(zygote, signal.SIGSTOP)
         try:
-            shared.send_control(lower=guest.number, rlimits=RLIMITS)
+            shared.send({"lower": guest.number, "rlimits": dict(RLIMITS)})
             shared.greet(guest)
         finally:
             os.kill(zygote, signal.SIGCONT)
         shared.wait_for("lowered")
-        shared.send_control(measure=True)
-        assert guest.number in shared.wait_for("measured")["measured"]
         shared.kill(guest)
 
 
-def test_what_each_uses_is_measured_with_its_children(shared: Container, pair: Any) -> None:
-    first, second = pair
-    shared.send_control(measure=True)
-    shared.wait_for("measured")
-    first.run(
-        "import os, time\nready, report = os.pipe()\n"
-        "for _ in range(2):\n    if os.fork() == 0:\n"
-        "        os.setsid(); hold = bytearray(16 << 20); os.write(report, b'x'); time.sleep(99)\n"
-        "os.read(ready, 1); os.read(ready, 1)\nset_result(1)"
-    )
-    second.run(ECHO)
-    shared.send_control(measure=True)
-    rows = shared.wait_for("measured")["measured"]
-    assert rows[first.number][2] == 3
-    assert rows[first.number][1] > 30 * MIB
-    assert rows[second.number][2] == 1
-    assert rows[second.number][1] < 8 * MIB
-
-
 def test_everything_ends_with_the_host(tmp_path: Path) -> None:
-    with running(tmp_path) as container:
-        container.open().run("import os, time\nif os.fork() == 0: os.setsid(); time.sleep(99)")
-        below = tree(container.process.pid)
-        assert len(below) >= 4
-        assert container.process.stdin is not None
-        container.process.stdin.close()
-        assert container.process.wait(60) == 0
-    # In a container the end of its first process ends the others; here the zygote exits, and the supervisors with it.
+    with running(tmp_path) as zygote:
+        zygote.open().run("import os, time\nif os.fork() == 0: os.setsid(); time.sleep(99)")
+        below = tree(zygote.process.pid)
+        assert len(below) >= 3
+        zygote.control.close()
+        assert zygote.process.wait(60) == 0
     assert becomes_true(lambda: not [pid for pid in below if is_alive(pid)])
-
-
-def test_a_container_ends_when_a_supervisor_is_killed(tmp_path: Path) -> None:
-    with running(tmp_path) as container:
-        guest = container.open()
-        supervisor = guest.run("import os\nset_result(os.getppid())")
-        os.kill(supervisor, signal.SIGKILL)
-        with pytest.raises(EOFError, match="the supervisor of sandbox 1 is gone"):
-            container.wait_for("never")
 
 
 OLD = "from toolcell_bridge.isolation import landlock; landlock.NEWEST_ABI = 5"

@@ -1,1 +1,0 @@
-"""Shared containers: several sandboxes in one container (`mode="forked"`)."""
