@@ -21,7 +21,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.errors import SessionError
-from toolcell.sessions.sandbox import SessionSandbox
+from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncSession
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
@@ -396,10 +396,10 @@ import os, toolcell_bridge.guest.script_end as leftovers
 async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_cpu_time_of_the_session(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def cannot(_sandbox: SessionSandbox) -> bool:
+    async def cannot(_sandbox: ProcessSandbox) -> bool:
         return False
 
-    monkeypatch.setattr(SessionSandbox, "pause", cannot)  # otherwise it would not use its time up
+    monkeypatch.setattr(ProcessSandbox, "pause", cannot)  # otherwise it would not use its time up
     hides = "leftovers.end_leftovers = lambda end_s: ([], [])\nif os.fork() == 0:\n    while True: pass"
     async with Runtime(pool=PoolConfig(warm=1)) as runtime, runtime.session(cpu_s=0.3) as session:
         hidden = await session.execute_code(EVADES + hides)

@@ -18,7 +18,7 @@ from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
 from toolcell.sandbox.backend import LimitExceeded, Sample
 from toolcell.sandbox.forked import SupervisedSandbox
-from toolcell.sessions.sandbox import since
+from toolcell.sessions.meter import since
 
 WARM = PoolConfig(warm=1)
 

@@ -16,7 +16,7 @@ import anyio
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
 from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
-from toolcell.sandbox.backend import ByteStream, LimitExceeded, Sandbox
+from toolcell.sandbox.backend import ByteStream, LimitExceeded, Meter, Sandbox
 from toolcell.sandbox.shortages import describe
 from toolcell.support import daemon_threads, event_loop
 from toolcell.support.event_loop import shared_slice
@@ -92,6 +92,8 @@ class GuestConnection:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
+        self.meter: Meter = sandbox
+        """Measures the run under way."""
         self.place: Place = "own"
         """What counts it: the pool; the sandboxes beside it for nested scripts; or nothing but its own run."""
         self.stopped: StopReason | None = None
@@ -157,7 +159,7 @@ class GuestConnection:
         raise SandboxUnavailable(f"a sandbox did not come up: {problem}")
 
     async def _last_words(self) -> str:
-        end = await self.sandbox.ended()
+        end = await self.meter.ended()
         text = self.sandbox.read_output()[1].decode("utf-8", "replace").strip()
         return text or f"it ended with signal {end.signal}, exit code {end.code}"
 

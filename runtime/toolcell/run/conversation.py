@@ -39,7 +39,7 @@ from toolcell.run.outcome import (
 )
 from toolcell.run.output import RunOutput
 from toolcell.run.run import Run
-from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, Sandbox, profile_of
+from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
 from toolcell.support import daemon_threads, event_loop
 from toolcell.support.event_loop import BegunCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK
@@ -90,18 +90,18 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
 
     Shape: how it exited, and the most of what was measured. `sample`: what was measured before.
     """
-    sandbox, stopped = connection.sandbox, connection.stopped
+    meter, stopped = connection.meter, connection.stopped
     if type(stopped) is Done or (connection.is_ending and connection.is_usable):
         is_ok = type(stopped) is Done and stopped.ok
-        sample = sandbox.sample(brief=is_ok, last=not is_ok)
+        sample = meter.sample(brief=is_ok, last=not is_ok)
         take_printed(connection, output)
         return Exit(), sample
     if type(stopped) is Failed:
         return Exit(), sample
-    sample = highest(sample, sandbox.sample())
-    sandbox.kill()
-    end = await sandbox.ended()
-    sample = highest(sample, sandbox.sample())
+    sample = highest(sample, meter.sample())
+    connection.sandbox.kill()
+    end = await meter.ended()
+    sample = highest(sample, meter.sample())
     await _drain(connection, output)
     return end, sample
 
@@ -155,7 +155,7 @@ class Conversation:
         self._context = contextvars.copy_context()
         self._has_tasks = False
         self._line: int | None = None
-        self.deadline = Deadline(run.script.limits, self._sandbox, self._started)
+        self.deadline = Deadline(run.script.limits, connection, self._started)
         self._turn = connection.turn
         self._scope: anyio.CancelScope | None = None
         """Of the conversation. It gets its deadline with the first `check`: most runs are over before that."""
@@ -235,7 +235,7 @@ class Conversation:
             take_printed(self._connection, self._output)
             if self._run.work.used > self._run.work.limit:
                 self._stop_for_work()
-            self._sample = self._sandbox.sample()
+            self._sample = self._connection.meter.sample()
             if (exceeded := exceeded_limit(self._run.script.limits, self._sample)) is not None:
                 self._connection.stop(exceeded)
                 if self._connection.was_asked:
@@ -513,16 +513,16 @@ PROCESSORS = os.cpu_count() or 1
 class Deadline:
     """The limits in time of one run, and the sandbox that they end."""
 
-    def __init__(self, limits: Limits, sandbox: Sandbox, started: float) -> None:
+    def __init__(self, limits: Limits, connection: GuestConnection, started: float) -> None:
         """`started`: by `time.perf_counter`."""
         self._limits = limits
-        self._sandbox = sandbox
+        self._sandbox, self._meter = connection.sandbox, connection.meter
         self._started = started
         self._is_over = self._is_killed = False
         self._enforcing = threading.Lock()
         """Invariant: `enforce` touches the sandbox only while it holds this lock and the run is not over."""
         self._exceeded_at = 0.0
-        self._answer_s = sandbox.answer_s
+        self._answer_s = self._meter.answer_s
         self.exceeded: LimitExceeded | Failed | None = None
         """Why `enforce` killed the sandbox."""
 
@@ -571,7 +571,7 @@ class Deadline:
         if self.left_s() < 0:
             return self.timeout()
         if elapsed_s * PROCESSORS > limits.cpu_s:  # it cannot have used more
-            cpu_s = self._sandbox.cpu_now()
+            cpu_s = self._meter.cpu_now()
             if cpu_s is not None and cpu_s > limits.cpu_s:
                 return LimitExceeded(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, cpu_s)
         return None

@@ -85,7 +85,28 @@ class ByteStream(Protocol):
         ...
 
 
-class Sandbox(ABC):
+class Meter(ABC):
+    """What a run measures, and how long it waits: its sandbox, or of a session's sandbox the part of one script."""
+
+    @abstractmethod
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
+        """Measure it now. `brief`: CPU, memory and refusals do; `last`: the run failed, so measure everything."""
+
+    @abstractmethod
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds used so far, read in another thread; None where only the event loop can learn them."""
+
+    @abstractmethod
+    async def ended(self) -> Exit:
+        """Wait until its main process has ended, at most a few seconds, and return how it ended."""
+
+    @property
+    def answer_s(self) -> float:
+        """How long a script may take to say which line it is at."""
+        return ANSWER_S
+
+
+class Sandbox(Meter):
     """One guest and the isolation around it. Used for one run, then destroyed."""
 
     id: str
@@ -120,10 +141,6 @@ class Sandbox(ABC):
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
 
     @abstractmethod
-    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure it now. `brief`: CPU, memory and refusals do; `last`: the run failed, so measure everything."""
-
-    @abstractmethod
     def kill(self) -> None:
         """Kill every process inside at once. Does not wait; safe to call at any time."""
 
@@ -133,14 +150,6 @@ class Sandbox(ABC):
 
         Called during a run, when its time is over. The event loop calls `kill` later. It must not wait long.
         """
-
-    @abstractmethod
-    def cpu_now(self) -> float | None:
-        """Return the CPU seconds used so far, read in another thread; None where only the event loop can learn them."""
-
-    @abstractmethod
-    async def ended(self) -> Exit:
-        """Wait until its main process has ended, at most a few seconds, and return how it ended."""
 
     @abstractmethod
     async def destroy(self) -> None:
@@ -156,16 +165,11 @@ class Sandbox(ABC):
         """Layers that it has from outside, of which its guest does not tell."""
         return {}
 
-    @property
-    def answer_s(self) -> float:
-        """How long a script may take to say which line it is at."""
-        return ANSWER_S
-
     def ask_line(self) -> bool:
         """Have the script's main thread write which line it is at to descriptor 2; False when it cannot be asked."""
         return False
 
-    async def read_on(self) -> None:  # noqa: B027 - a sandbox need not do it
+    async def read_on(self) -> None:
         """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled.
 
         Returns at once where raw output can be read at any time.
@@ -176,10 +180,10 @@ class Sandbox(ABC):
         """How long an interrupted script may take to end; 0 where a script cannot be interrupted."""
         return 0.0
 
-    def interrupt(self) -> None:  # noqa: B027
+    def interrupt(self) -> None:
         """Interrupt the script of a session, which may go on with another one. Only where `interrupted_s` is not 0."""
 
-    async def interrupts_passed_on(self) -> None:  # noqa: B027
+    async def interrupts_passed_on(self) -> None:
         """Wait until no interrupt is on its way: it would meet the next script."""
 
     async def pause(self) -> bool:
@@ -189,7 +193,7 @@ class Sandbox(ABC):
         """
         return False
 
-    async def unpause(self) -> None:  # noqa: B027
+    async def unpause(self) -> None:
         """Let everything inside run again. Only called after `pause` returned True."""
 
     def freeze(self) -> bool:
@@ -199,7 +203,7 @@ class Sandbox(ABC):
         """
         return False
 
-    def measure_often(self, is_often: bool) -> None:  # noqa: B027
+    def measure_often(self, is_often: bool) -> None:
         """Scripts follow one another, each with a measurement: make these cheaper, until `pause`."""
 
 

@@ -43,7 +43,7 @@ from toolcell.sessions.journal import (
     let_rebuild,
 )
 from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, loading_script, not_in_it
-from toolcell.sessions.sandbox import SessionSandbox
+from toolcell.sessions.meter import SessionMeter
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
 from toolcell.support.copies import changed
@@ -288,7 +288,7 @@ class SessionState:
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
         await self.bring_up(context, tools)
-        self._sandbox.begin_script()
+        self._meter.begin_script()
         script = changed(script, number=self.position + 1)
         run = await self._host.runs.prepare(script, tools, self._context(context, "read"))
         journal = Journal(os.urandom(16).hex())
@@ -323,11 +323,11 @@ class SessionState:
     async def _execute(self, run: Run) -> ExecutionResult:
         connection = self.connection
         assert connection is not None
-        sandbox = self._sandbox
+        meter = self._meter
         self.idle_since = None
         try:
             result = await self._host.runs.execute(run, connection)
-            sandbox.end_script(result.usage.cpu_s)
+            meter.end_script(result.usage.cpu_s)
             self._has_hooks = connection.leftover is not None and connection.leftover.hooks
             return result
         except BaseException:
@@ -374,7 +374,7 @@ class SessionState:
             await self._host.journals.settle()
 
     async def _keep(self, step: SessionScript) -> None:
-        used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
+        used_cpu_s = self._ended_cpu_s + self._meter.latest_cpu_s  # measured at the end of the script
         note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.names)
         size = step.size()
         if size > LONG_BYTES and self.journal.is_on_disk:
@@ -497,7 +497,7 @@ class SessionState:
         It counts for whom the last script ran.
         """
         tools = tools or self._host.runs.snapshot(None)
-        self._sandbox.begin_script()
+        self._meter.begin_script()
         again = context_again(self._last_context or context)
         return await self._rebuild(script, tools, self._context(again, "state"))
 
@@ -551,7 +551,7 @@ class SessionState:
         self, position: int, tools: CallableTools | None, context: RunContext | None
     ) -> tuple[ExecutionResult, StateFile]:
         """Have the sandbox write the state after script `position`. Shape: what became of that, and the file."""
-        room = (self._limits.memory_bytes - self._sandbox.sample().peak_memory_bytes) // 2
+        room = (self._limits.memory_bytes - self._meter.sample().peak_memory_bytes) // 2
         journals = self._host.journals
         file = StateFile(journals.database.path.parent if journals.is_durable else None)
         script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
@@ -593,14 +593,14 @@ class SessionState:
         await self._make_room()
         started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
         connection = await self._host.runs.sandboxes.hold(started)
-        connection.sandbox = SessionSandbox(connection.sandbox)
+        connection.meter = SessionMeter(connection.sandbox)
         connection.stays = True
         connection.post(Stay(END_MS))
         self.connection, self.lost = connection, ""
 
     async def _repeat(self, number: int, step: SessionScript, given: RunContext | None) -> None:
         context = self._context(step.context_again(given), f"{number}.again")
-        self._sandbox.begin_script()
+        self._meter.begin_script()
         link = RunLink(relation="repeats", after=step.journal.run)
         again = await self._rebuild(step.script, step.tools, context, link, step)
         problem = difference(step, again)
@@ -611,7 +611,7 @@ class SessionState:
     async def _check_answers(self, given: RunContext | None) -> None:
         """Check that the rebuilt state runs scripts: a hidden thread can read them. Raises as `check_repeatable`."""
         tools = self._host.runs.tools([])
-        self._sandbox.begin_script()
+        self._meter.begin_script()
         script = Script(source="", limits=self._limits, number=self.position + 1)
         result = await self._rebuild(script, tools, self._context(context_again(given), "answers"))
         if result.outcome is not Outcome.OK:
@@ -653,8 +653,8 @@ class SessionState:
 
     def _begin_script(self) -> float:
         """Count from here; return the CPU seconds until now. Measured once, for the limits and for the run."""
-        self._sandbox.begin_script()
-        return self._ended_cpu_s + self._sandbox.used_before_s
+        self._meter.begin_script()
+        return self._ended_cpu_s + self._meter.used_before_s
 
     def _remaining_limits(self, limits: Limits, used_cpu_s: float) -> Limits:
         """Return the limits of a script, lowered to what is left of the session's.
@@ -708,12 +708,12 @@ class SessionState:
     @property
     def used_cpu_s(self) -> float:
         """CPU seconds of all its sandboxes: of scripts, of running them again, and of what goes on between them."""
-        return self._ended_cpu_s + (self._sandbox.used_cpu_s if self.connection is not None else 0.0)
+        return self._ended_cpu_s + (self._meter.used_cpu_s if self.connection is not None else 0.0)
 
     @property
-    def _sandbox(self) -> SessionSandbox:
+    def _meter(self) -> SessionMeter:
         assert self.connection is not None
-        return cast("SessionSandbox", self.connection.sandbox)
+        return cast("SessionMeter", self.connection.meter)
 
     @property
     def can_be_lost(self) -> bool:
@@ -725,7 +725,7 @@ class SessionState:
         self.idle_since, self.look_at = None, math.inf
         if self.connection is not None:
             self.idle_since = anyio.current_time()
-            self._look_later(self.settings.cpu_s - self._ended_cpu_s - self._sandbox.latest_cpu_s, PAUSE_S)
+            self._look_later(self.settings.cpu_s - self._ended_cpu_s - self._meter.latest_cpu_s, PAUSE_S)
 
     def _look_later(self, cpu_s: float, pause_s: float) -> None:
         """Say when to look next, so much before the pause and with so much left of the session's CPU time."""
@@ -758,8 +758,8 @@ class SessionState:
 
     async def _go_on(self) -> None:
         """Let a sandbox that is paused run again."""
-        if self.is_paused:
-            await self._sandbox.unpause()
+        if self.is_paused and self.connection is not None:
+            await self.connection.sandbox.unpause()
             self.is_paused = False
 
     async def pause(self) -> bool:
@@ -767,7 +767,7 @@ class SessionState:
         if self.connection is None or not self.connection.is_usable:
             return False
         before, self.is_paused = self.is_paused, True  # also when this is cancelled: nobody knows what was done then
-        self.is_paused = await self._sandbox.pause() or before
+        self.is_paused = await self.connection.sandbox.pause() or before
         return self.is_paused
 
     async def drop(self) -> None:

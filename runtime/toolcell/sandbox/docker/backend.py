@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import INTERRUPTED_S, Backend, Exit, Sample, Sandbox
 from toolcell.sandbox.docker.attach import AttachedStream
-from toolcell.sandbox.docker.container import Container, Engine
+from toolcell.sandbox.docker.container import Container, ContainerState, Engine
 from toolcell.sandbox.docker.hardening import (
     Blueprint,
     container_config,
@@ -34,56 +35,52 @@ from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD, hashing
 END_MARKER_BYTES = 16
 
 
-class DockerSandbox(Sandbox):
+class DockerSandbox(Container, Sandbox):
     """One container with one guest."""
+
+    stream: AttachedStream
+    backend = "docker"
+    interrupted_s = INTERRUPTED_S
+    answer_s = 0.2
+    """How long a script may take to say which line it is at: the daemon is in between."""
 
     def __init__(
         self,
-        container: Container,
         engine: Engine,
+        name: str,
+        container_id: str,
+        stream: AttachedStream,
+        state: ContainerState,
+        *,
         blueprint: Blueprint,
         limits: Limits,
         ident: str,
         required: frozenset[str],
     ) -> None:
-        self._container = container
-        self._engine = engine
-        self._blueprint = blueprint
-        self._required = required
+        super().__init__(engine, name, container_id, stream, state)
+        self._blueprint, self._required = blueprint, required
         self._current_limits = limits
-        self._is_asking = False
-        self._has_asked = False
+        self._is_asking = self._has_asked = False
         self.id = ident
-        self.stream: AttachedStream = container.stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
-        self.backend = "docker"
-
-    @property
-    def container_id(self) -> str:
-        """Id of the container, for `docker inspect`."""
-        return self._container.id
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
         """Layers that it has from outside, of which its guest does not tell."""
-        return daemon_layers(self._container.inspected)
+        return daemon_layers(self.inspected)
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take the layers named in Hello; refuse to run when a required layer is missing."""
         self.layers = live_layers(self._required, self.outside_layers, layers)
-        self._container.usage.set_baseline()
-        self._ask_daemon()
-
-    def is_alive(self) -> bool:
-        """Return False once the container's end is known."""
-        return self._container.is_alive()
+        self.usage.set_baseline()
+        self._ask_usage()
 
     async def prepare(self, limits: Limits) -> None:
         """Lower the limits from outside to those of the next run."""
         wanted = resources(self._blueprint, limits)
         if wanted != resources(self._blueprint, self._current_limits, starting=self._current_limits is self.limits):
-            await self._engine.client.update(self._container.id, wanted)
+            await self._owner.client.update(self.container_id, wanted)
         if limits is not self._current_limits:
             self._lower_cpu(limits)
         self._current_limits = limits
@@ -93,7 +90,7 @@ class DockerSandbox(Sandbox):
         import resource  # not on Windows, where no process of a container is visible
 
         value = rlimits_for(limits, self._blueprint).cpu_s
-        for pid in self._container.usage.pids():
+        for pid in self.usage.pids():
             with suppress(OSError, ValueError):
                 resource.prlimit(pid, resource.RLIMIT_CPU, (value, value))
 
@@ -103,78 +100,38 @@ class DockerSandbox(Sandbox):
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure the container from its cgroup where that is visible; else return the daemon's last answer."""
-        container = self._container
-        measured = container.usage.read(brief=brief)
+        measured = self.usage.read(brief=brief)
         if not brief:
-            self._ask_daemon()
-        kills = container.state.memory_kills
+            self._ask_usage()
+        kills = self.state.memory_kills
         return replace(measured, memory_kills=kills) if kills > measured.memory_kills else measured
 
-    def _ask_daemon(self) -> None:
-        if not self._container.usage.is_local and not self._is_asking and self.is_alive():
+    def _ask_usage(self) -> None:
+        if not self.usage.is_local and not self._is_asking and self.is_alive():
             self._is_asking = True
-            self._engine.run_in_background(self._take_stats)
+            self._owner.run_in_background(self._take_stats)
 
     async def _take_stats(self) -> None:
         try:
-            stats = await self._engine.client.stats(self._container.id)
-            self._container.usage.record_stats(stats, is_first=not self._has_asked)
+            stats = await self._owner.client.stats(self.container_id)
+            self.usage.record_stats(stats, is_first=not self._has_asked)
             self._has_asked = True
         finally:
             self._is_asking = False
 
-    def kill(self) -> None:
-        """Kill every process inside, without waiting."""
-        self._container.kill()
-
-    answer_s = 0.2
-    """How long a script may take to say which line it is at: the daemon is in between."""
-
-    def ask_line(self) -> bool:
-        """Have the script write which line it is at."""
-        self._container.ask_line()
-        return True
-
-    interrupted_s = INTERRUPTED_S
-
-    def interrupt(self) -> None:
-        """Interrupt the script of a session."""
-        self._container.interrupt()
-
-    async def interrupts_passed_on(self) -> None:
-        """Wait until the daemon has passed every interrupt on."""
-        await self._container.interrupts_passed_on()
-
     async def read_on(self) -> None:
         """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
-        await self._container.stream.read_on()
-
-    def kill_now(self) -> None:
-        """Kill every process inside, from another thread."""
-        self._container.kill_now()
+        await self.stream.read_on()
 
     def cpu_now(self) -> float | None:
         """Return the CPU seconds used so far where the container's cgroup is visible. Any thread may call it."""
-        usage = self._container.usage
-        return usage.read(brief=True).cpu_s if usage.is_local else None
-
-    async def pause(self) -> bool:
-        """Have the daemon pause the container; False when it does not."""
-        return await self._container.pause()
-
-    async def unpause(self) -> None:
-        """Let the container run again. One that cannot is killed."""
-        await self._container.unpause()
+        return self.usage.read(brief=True).cpu_s if self.usage.is_local else None
 
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the container has ended; return how."""
-        end = await self._container.ended()
-        sample = self._container.usage.read()
+        end = await super().ended()
+        sample = self.usage.read()
         return replace(end, cpu_s=sample.cpu_s, peak_memory_bytes=sample.peak_memory_bytes)
-
-    async def destroy(self) -> None:
-        """Kill and remove the container. Safe to call twice."""
-        await self._container.destroy()
 
 
 class DockerBackend(Backend):
@@ -276,21 +233,17 @@ class DockerBackend(Backend):
         assert blueprint is not None
         # Random, so that a script cannot write it: a script that did would cut its own output short.
         end_marker = b"\0" + secrets.token_bytes(END_MARKER_BYTES - 1)
-        container = await engine.launch(container_config(blueprint, limits), blueprint, end_marker=end_marker)
+        make = partial(
+            DockerSandbox, blueprint=blueprint, limits=limits, ident=f"d{next(self._count)}", required=self._required
+        )
+        sandbox = await engine.launch(make, container_config(blueprint, limits), blueprint, end_marker=end_marker)
         try:
             rlimits = rlimits_for(limits, blueprint)
-            await container.stream.send(settings_frame(limits, self.policy, self.preload, rlimits, end_marker))
+            await sandbox.stream.send(settings_frame(limits, self.policy, self.preload, rlimits, end_marker))
         except BaseException:
-            await container.destroy()
+            await sandbox.destroy()
             raise
-        return DockerSandbox(
-            container,
-            engine,
-            blueprint=blueprint,
-            limits=limits,
-            ident=f"d{next(self._count)}",
-            required=self._required,
-        )
+        return sandbox
 
     async def close(self) -> None:
         """Remove everything that the backend started. Safe to call twice."""

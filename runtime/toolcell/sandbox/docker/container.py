@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -297,7 +297,7 @@ class Container:
     def __init__(self, owner: Engine, name: str, ident: str, stream: AttachedStream, state: ContainerState) -> None:
         self._owner = owner
         self.name = name
-        self.id = ident
+        self.container_id = ident
         self.stream = stream
         self.state = state
         self.inspected: Mapping[str, Any] = {}
@@ -312,7 +312,7 @@ class Container:
         """Ask the daemon what the container was really made with, and find out where its usage can be measured."""
         self.inspected = await self._owner.client.inspect(self.name)
         pid = int((self.inspected.get("State") or {}).get("Pid") or 0)
-        cgroup = find_cgroup(pid, self.id) if self._owner.client.info.is_local and pid else None
+        cgroup = find_cgroup(pid, self.container_id) if self._owner.client.info.is_local and pid else None
         self.usage = UsageReader(cgroup, None if blueprint.is_gvisor else OWN_PROCESSES)
 
     def is_alive(self) -> bool:
@@ -328,9 +328,10 @@ class Container:
         self.usage.kill()
         self._owner.run_in_background(self._owner.client.kill, self.name)
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the script write which line it is at. The daemon takes some milliseconds to pass that on."""
         self._owner.run_in_background(self._owner.client.kill, self.name, ASK_SIGNAL)
+        return True
 
     def interrupt(self) -> None:
         """Interrupt the script of a session. The daemon takes some milliseconds to pass that on."""
@@ -427,6 +428,9 @@ class Container:
 # guest.
 
 
+AnyContainer = TypeVar("AnyContainer", bound=Container)
+
+
 class Engine:
     """An open connection to a daemon, and everything this backend has there."""
 
@@ -496,8 +500,15 @@ class Engine:
         with suppress(SandboxUnavailable):
             await function(*args)
 
-    async def launch(self, config: Mapping[str, Any], blueprint: Blueprint, *, end_marker: bytes = b"") -> Container:
-        """Create, attach, start and inspect a container.
+    async def launch(
+        self,
+        make: Callable[[Engine, str, str, AttachedStream, ContainerState], AnyContainer],
+        config: Mapping[str, Any],
+        blueprint: Blueprint,
+        *,
+        end_marker: bytes = b"",
+    ) -> AnyContainer:
+        """Create, attach, start and inspect a container. `make` makes its object.
 
         Cancellation: what was made is removed.
 
@@ -515,7 +526,7 @@ class Engine:
             ident = await self.client.create(config, name)
             state = self._events.follow(ident)
             stream = await attach(self.client, ident, end_marker=end_marker)
-            container = Container(self, name, ident, stream, state)
+            container = make(self, name, ident, stream, state)
             await self.client.start(ident)
             await container.inspect(blueprint)
         except BaseException:
@@ -547,7 +558,7 @@ class Engine:
     def forget(self, container: Container) -> None:
         """Forget a container that has been destroyed."""
         self._living.discard(container)
-        self._events.forget(container.id)
+        self._events.forget(container.container_id)
 
     async def aclose(self) -> None:
         """Remove every container of this backend. Safe to call twice.

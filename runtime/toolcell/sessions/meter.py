@@ -1,15 +1,13 @@
-"""`SessionSandbox`: the sandbox of a session as the run of one of its scripts sees it.
+"""`SessionMeter`: what one script uses of the sandbox of its session.
 
 What a sandbox has used counts from its start. A run counts from its own start, so the difference is what it sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from toolcell.config import Limits
-from toolcell.sandbox.backend import Exit, Sample, Sandbox
+from toolcell.sandbox.backend import Exit, Meter, Sample, Sandbox
 
 
 def since(before: Sample, now: Sample) -> Sample:
@@ -25,8 +23,8 @@ def since(before: Sample, now: Sample) -> Sample:
     )
 
 
-class SessionSandbox(Sandbox):
-    """Does what its sandbox does, and counts from `begin_script`."""
+class SessionMeter(Meter):
+    """Measures a sandbox from `begin_script` on."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -34,18 +32,6 @@ class SessionSandbox(Sandbox):
         self._at_start_s = sandbox.sample().cpu_s
         self._of_runs_s = 0.0
         self._latest_s = self._at_start_s
-        self.id, self.stream, self.layers = sandbox.id, sandbox.stream, sandbox.layers
-        self.backend, self.limits = sandbox.backend, sandbox.limits
-
-    @property
-    def outside_layers(self) -> Mapping[str, str]:
-        """Those of which its guest does not tell."""
-        return self._sandbox.outside_layers
-
-    @property
-    def interrupted_s(self) -> float:
-        """How long an interrupted script may take to end."""
-        return self._sandbox.interrupted_s
 
     @property
     def answer_s(self) -> float:
@@ -54,7 +40,7 @@ class SessionSandbox(Sandbox):
 
     def begin_script(self) -> None:
         """Count from here."""
-        self.measure_often(True)
+        self._sandbox.measure_often(True)
         self._before = self._sandbox.sample()
 
     @property
@@ -76,9 +62,6 @@ class SessionSandbox(Sandbox):
         """Take note of what a run has used: of a sandbox that has ended, more may be known than can be measured now."""
         self._of_runs_s += cpu_s
 
-    async def prepare(self, limits: Limits) -> None:
-        """Do nothing: a session's sandbox was prepared at its start."""
-
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure what was used since the script began."""
         now = self._sandbox.sample(brief=brief, last=last)
@@ -90,63 +73,7 @@ class SessionSandbox(Sandbox):
         used = self._sandbox.cpu_now()
         return None if used is None else max(0.0, used - self._before.cpu_s)
 
-    async def pause(self) -> bool:
-        """Stop every process inside; False when something may go on."""
-        return await self._sandbox.pause()
-
     async def ended(self) -> Exit:
         """Wait until its main process has ended; return how."""
         end = await self._sandbox.ended()
         return replace(end, cpu_s=max(0.0, end.cpu_s - self._before.cpu_s))
-
-    def accept(self, layers: Mapping[str, str]) -> None:
-        """Take the layers that the guest names."""
-        self._sandbox.accept(layers)
-
-    def is_alive(self) -> bool:
-        """False once its end is known."""
-        return self._sandbox.is_alive()
-
-    def read_output(self) -> tuple[bytes, bytes]:
-        """Take what was written raw."""
-        return self._sandbox.read_output()
-
-    def kill(self) -> None:
-        """Kill every process inside."""
-        self._sandbox.kill()
-
-    def kill_now(self) -> None:
-        """Kill every process inside from another thread."""
-        self._sandbox.kill_now()
-
-    async def destroy(self) -> None:
-        """Kill every process inside and free every resource."""
-        await self._sandbox.destroy()
-
-    def ask_line(self) -> bool:
-        """Ask the script which line it is at."""
-        return self._sandbox.ask_line()
-
-    async def read_on(self) -> None:
-        """Read what the script writes."""
-        await self._sandbox.read_on()
-
-    def interrupt(self) -> None:
-        """Interrupt the script."""
-        self._sandbox.interrupt()
-
-    async def interrupts_passed_on(self) -> None:
-        """Wait until no interrupt is on its way."""
-        await self._sandbox.interrupts_passed_on()
-
-    async def unpause(self) -> None:
-        """Let everything inside run again."""
-        await self._sandbox.unpause()
-
-    def freeze(self) -> bool:
-        """Stop everything inside until `destroy`."""
-        return self._sandbox.freeze()
-
-    def measure_often(self, is_often: bool) -> None:
-        """Make measurements cheaper, or no more."""
-        self._sandbox.measure_often(is_often)
