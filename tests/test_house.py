@@ -280,7 +280,7 @@ def test_importing_toolcell_loads_next_to_nothing() -> None:
 
 
 def test_a_runtime_loads_sessions_commits_and_quotas_when_they_are_used_first() -> None:
-    later = ["session", "settings", "state", "sandbox", "journal"]
+    later = ["session", "settings", "state", "meter", "journal"]
     names = [f"toolcell.sessions.{name}" for name in later]
     names += ["toolcell.control.commit", "toolcell.control.preflight", "toolcell.control.repair", "toolcell.quotas"]
     assert all(name in HOUSE.modules for name in names)
