@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
@@ -25,7 +25,7 @@ from toolcell.flows import unmatched
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.run.calls import finished_runs
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import OnApproval, OnLog, OnProgress, RunKwargs, RunOptions
+from toolcell.run.options import OnApproval, ResumeKwargs, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from toolcell.run.streaming import RunStream
     from toolcell.sessions.session import Session
     from toolcell.sessions.sessions import Sessions
+    from toolcell.sessions.settings import SessionKwargs
 
 
 class Runtime(OpenedInBlock):
@@ -420,12 +421,7 @@ class Runtime(OpenedInBlock):
         self,
         token: str | Suspension,
         decisions: Mapping[str, ResumeDecision] | None = None,
-        *,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
+        **options: Unpack[ResumeKwargs],
     ) -> ExecutionResult:
         """Resume a suspended run: its script runs again in a fresh sandbox, and its calls get their recorded answers.
 
@@ -441,17 +437,8 @@ class Runtime(OpenedInBlock):
             SandboxUnavailable, AuditError: as from `execute_code`. The run can be resumed with its id.
         """
         if self._sessions is not None and (session := self._sessions.waiting_for(token)) is not None:
-            return await session.resume(
-                token,
-                decisions,
-                tools=tools,
-                context=context,
-                cancel=cancel,
-                on_log=on_log,
-                on_progress=on_progress,
-            )
-        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
-        return await self.resumption.resume(token, decisions, options)
+            return await session.resume(token, decisions, **options)
+        return await self.resumption.resume(token, decisions, RunOptions.of("resume", options, ResumeKwargs))
 
     def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for, with its token, even if the token was lost with its host."""
@@ -520,18 +507,7 @@ class Runtime(OpenedInBlock):
     # Sessions.
 
     @keywords_known
-    def session(
-        self,
-        name: str | None = None,
-        *,
-        limits: Limits | None = None,
-        idle_s: float | None = None,
-        cpu_s: float | None = None,
-        tool_calls: int | None = None,
-        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-    ) -> Session:
+    def session(self, name: str | None = None, **options: Unpack[SessionKwargs]) -> Session:
         """Return a session, to be opened with `async with`: its scripts share a sandbox, variables and files.
 
         `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
@@ -544,16 +520,7 @@ class Runtime(OpenedInBlock):
         Raises:
             UsageError: an argument is wrong.
         """
-        return self.sessions.make(
-            name,
-            limits=limits,
-            idle_s=idle_s,
-            cpu_s=cpu_s,
-            tool_calls=tool_calls,
-            restore=restore,
-            tools=tools,
-            context=context,
-        )
+        return self.sessions.make(name, options)
 
     def kept_sessions(self) -> list[str]:
         """Return the names of sessions with a journal here: each can be restored, or is open."""

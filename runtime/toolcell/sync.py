@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
 from toolcell.results.effects import CommitResult, Preflight, RevertResult
-from toolcell.run.options import RunKwargs, SessionRunKwargs
+from toolcell.run.options import ResumeKwargs, RunKwargs, SessionRunKwargs
 from toolcell.runtime import Runtime
 from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.run.streaming import RunEvent
     from toolcell.sessions.session import Session
+    from toolcell.sessions.settings import SessionKwargs
 
 T = TypeVar("T")
 
@@ -101,12 +102,14 @@ class SyncRuntime:
         thread = self._opened()
         return each_of(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
 
-    def session(self, name: str | None = None, **options: Any) -> SyncSession:
+    def session(self, name: str | None = None, **options: Unpack[SessionKwargs]) -> SyncSession:
         """Return a session, to be used with `with`; see `Runtime.session`."""
         thread = self._opened()
         return SyncSession(self.runtime.session(name, **options), thread)
 
-    def resume(self, token: str | Suspension, decisions: Any = None, **options: Any) -> ExecutionResult:
+    def resume(
+        self, token: str | Suspension, decisions: Any = None, **options: Unpack[ResumeKwargs]
+    ) -> ExecutionResult:
         """Resume a suspended run and wait for it; see `Runtime.resume`."""
         return self._opened().call(partial(self.runtime.resume, token, decisions, **options))
 
@@ -210,7 +213,9 @@ class SyncSession:
         """What the last script waits for; see `Session.waiting`."""
         return self.session.waiting
 
-    def resume(self, token: str | Suspension, decisions: Any = None, **options: Any) -> ExecutionResult:
+    def resume(
+        self, token: str | Suspension, decisions: Any = None, **options: Unpack[ResumeKwargs]
+    ) -> ExecutionResult:
         """Carry the script on that waits; see `Session.resume`."""
         return self._call(partial(self.session.resume, token, decisions, **options), self.session.interrupt)
 

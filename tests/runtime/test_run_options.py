@@ -13,11 +13,12 @@ from rows import each_row
 from toolcell import Runtime, SyncRuntime
 from toolcell.control import Draft
 from toolcell.errors import UsageError
-from toolcell.run.options import RunKwargs, RunOptions, SessionRunKwargs
+from toolcell.run.options import ResumeKwargs, RunKwargs, RunOptions, SessionRunKwargs
 from toolcell.service import Client
 from toolcell.service.client import ClientSession
-from toolcell.service.routes.models import ExecuteRequest
+from toolcell.service.routes.models import ExecuteRequest, SessionRequest
 from toolcell.sessions.session import Session
+from toolcell.sessions.settings import SessionKwargs, SessionSettings
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.quick
@@ -39,10 +40,20 @@ def test_a_run_takes_every_option_at_each_door() -> None:
         assert options_of(kind.execute_code) == options_of(kind.stream) == "Unpack[RunKwargs]"
     for kind in (Session, ClientSession, SyncSession):
         assert options_of(kind.execute_code) == options_of(kind.stream) == "Unpack[SessionRunKwargs]"
+    for kind in (Runtime, Client, SyncRuntime, Session, ClientSession, SyncSession):
+        assert options_of(kind.resume) == "Unpack[ResumeKwargs]"
+    assert set(ResumeKwargs.__annotations__) < FIELDS
     local = {"context", "cancel", "on_log", "on_progress"}
     assert set(ExecuteRequest.model_fields) - {"code"} == FIELDS - local
     by_hand = {"inputs", "files", "tools", "limits", "dry_run", "repairs"}
     assert set(RunOptions.PLAIN) == FIELDS - local - by_hand, "a Client sends each option that the service takes"
+
+
+def test_a_session_takes_every_option_at_each_door() -> None:
+    for kind in (Runtime, Client, SyncRuntime):
+        assert options_of(kind.session) == "Unpack[SessionKwargs]"
+    assert set(SessionRequest.model_fields) - {"name"} == set(SessionKwargs.__annotations__) - {"tools", "context"}
+    assert set(SessionSettings.model_fields) < set(SessionKwargs.__annotations__)
 
 
 DOORS: dict[str, Callable[[SyncRuntime, Any], object]] = {

@@ -6,7 +6,7 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "NO_HANDLERS", "CallEnded", "CallOutput", "CallStarted", "CallUpdated", "Conversation", "FileContent", "FileInput",
-    "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "OnLog", "OnProgress", "ProgressReported",
+    "FileReturned", "GuestConnection", "LogPrinted", "OnApproval", "ProgressReported", "ResumeKwargs",
     "Run", "RunEvent", "RunFinished", "RunHandlers", "RunKwargs", "RunOptions", "RunStream", "Script",
     "SessionRunKwargs", "check_on_approval", "failure", "guest_files", "run_message",
 ]  # fmt: skip
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
         FileContent,
         FileInput,
         OnApproval,
-        OnLog,
-        OnProgress,
+        ResumeKwargs,
         RunHandlers,
         RunKwargs,
         RunOptions,
@@ -50,7 +49,7 @@ else:
             "toolcell.run.connection": "GuestConnection",
             "toolcell.run.conversation": "Conversation",
             "toolcell.run.options": (
-                "NO_HANDLERS FileContent FileInput OnApproval OnLog OnProgress RunHandlers RunKwargs RunOptions "
+                "NO_HANDLERS FileContent FileInput OnApproval ResumeKwargs RunHandlers RunKwargs RunOptions "
                 "SessionRunKwargs check_on_approval guest_files"
             ),
             "toolcell.run.run": "Run Script run_message",

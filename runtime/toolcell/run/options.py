@@ -277,21 +277,26 @@ OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]
 
 
-class SessionRunKwargs(TypedDict, total=False):
+class ResumeKwargs(TypedDict, total=False):
+    """What a run that is resumed may be given, as keywords: see `RunOptions`."""
+
+    tools: CallableTools | Iterable[Any] | None
+    context: RunContext | None
+    cancel: anyio.Event | None
+    on_log: OnLog | None
+    on_progress: OnProgress | None
+
+
+class SessionRunKwargs(ResumeKwargs, total=False):
     """What a script of a session may be given, as keywords: see `RunOptions`."""
 
     inputs: Mapping[str, Any] | None
     files: Iterable[FileInput] | Mapping[str, FileContent]
-    tools: CallableTools | Iterable[Any] | None
     limits: Limits | None
     lint: LintProfile | None
-    context: RunContext | None
     on_approval: OnApproval
     dry_run: bool | DryRun
     check_types: bool | CheckTypes | None
-    cancel: anyio.Event | None
-    on_log: OnLog | None
-    on_progress: OnProgress | None
 
 
 class RunKwargs(SessionRunKwargs, total=False):

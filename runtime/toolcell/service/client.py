@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, Literal, NoReturn, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,8 +32,7 @@ from toolcell.run import (
     FileContent,
     FileInput,
     OnApproval,
-    OnLog,
-    OnProgress,
+    ResumeKwargs,
     RunHandlers,
     RunKwargs,
     RunOptions,
@@ -57,8 +56,9 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
+from toolcell.sessions import SessionKwargs
 from toolcell.support import event_loop
-from toolcell.support.checks import brief, check_seconds, keywords_known
+from toolcell.support.checks import brief, check_keywords, check_seconds, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.support.lru import Lru
 from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of, registry_of
@@ -184,17 +184,11 @@ class ClientSession(OpenedInBlock):
         self,
         token: str | Suspension,
         decisions: Mapping[str, ResumeDecision] | None = None,
-        *,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
+        **options: Unpack[ResumeKwargs],
     ) -> ExecutionResult:
         """Carry the script on that waits; see `Session.resume`."""
-        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
         arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
-        return await self._run("resume", arguments, options)
+        return await self._run("resume", arguments, RunOptions.of("resume", options, ResumeKwargs))
 
     async def _run(self, method: str, arguments: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
         result = await self._does(
@@ -413,18 +407,13 @@ class Client(OpenedInBlock, CodeRuntime):
         self,
         token: str | Suspension,
         decisions: Mapping[str, ResumeDecision] | None = None,
-        *,
-        tools: Tools = None,
-        context: RunContext | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
+        **options: Unpack[ResumeKwargs],
     ) -> ExecutionResult:
         """Resume a suspended run; see `Runtime.resume`."""
-        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
+        given = RunOptions.of("resume", options, ResumeKwargs)
         arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
         result = await self._ask(
-            "resume", arguments, "result", tools=options.tools, context=options.context, handlers=options
+            "resume", arguments, "result", tools=given.tools, context=given.context, handlers=given
         )
         assert isinstance(result, ExecutionResult)
         return result
@@ -493,29 +482,13 @@ class Client(OpenedInBlock, CodeRuntime):
     # Sessions.
 
     @keywords_known
-    def session(
-        self,
-        name: str | None = None,
-        *,
-        limits: Limits | None = None,
-        idle_s: float | None = None,
-        cpu_s: float | None = None,
-        tool_calls: int | None = None,
-        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
-        tools: Tools = None,
-        context: RunContext | None = None,
-    ) -> ClientSession:
+    def session(self, name: str | None = None, **options: Unpack[SessionKwargs]) -> ClientSession:
         """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
-        RunOptions(context=context)  # checks it
-        arguments = {
-            "name": name,
-            "limits": wire_limits(limits),
-            "cpu_s": None if cpu_s is None else float(cpu_s),
-            "idle_s": None if idle_s is None else float(idle_s),
-            "tool_calls": tool_calls,
-            "restore": restore,
-        }
-        return ClientSession(self, arguments, tools, context)
+        check_keywords("session", options, SessionKwargs.__annotations__)
+        given: dict[str, Any] = {**options, "name": name, "limits": wire_limits(options.get("limits"))}
+        given |= {each: float(given[each]) for each in ("cpu_s", "idle_s") if given.get(each) is not None}
+        tools, context = given.pop("tools", None), RunOptions(context=given.pop("context", None)).context
+        return ClientSession(self, given, tools, context)
 
     # How it asks.
 

@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "Session",
+    "Session", "SessionKwargs",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sessions.session import Session
+    from toolcell.sessions.settings import SessionKwargs
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "toolcell.sessions.session": "Session",
+            "toolcell.sessions.settings": "SessionKwargs",
         },
     )

@@ -26,8 +26,7 @@ from toolcell.run.options import (
     NO_HANDLERS,
     FileContent,
     FileInput,
-    OnLog,
-    OnProgress,
+    ResumeKwargs,
     RunOptions,
     SessionRunKwargs,
     guest_files,
@@ -296,12 +295,7 @@ class Session(OpenedInBlock):
         self,
         token: str | Suspension,
         decisions: Mapping[str, ResumeDecision] | None = None,
-        *,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-        cancel: anyio.Event | None = None,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
+        **options: Unpack[ResumeKwargs],
     ) -> ExecutionResult:
         """Resume the waiting script; see `Runtime.resume`. The state before it is rebuilt first, without a call.
 
@@ -310,9 +304,9 @@ class Session(OpenedInBlock):
             ResumeError, UsageError, SandboxUnavailable, AuditError: as from `Runtime.resume`; or the script is not the
                 next one of this session.
         """
-        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
-        callable_tools = self._host.runs.tools(options.tools if options.tools is not None else self._tools)
-        context = options.context or self._context
+        given = RunOptions.of("resume", options, ResumeKwargs)
+        callable_tools = self._host.runs.tools(given.tools if given.tools is not None else self._tools)
+        context = given.context or self._context
         async with self._exclusively():
             state = self._state
             began = await state.bring_up(context, callable_tools)
@@ -320,7 +314,7 @@ class Session(OpenedInBlock):
             check = partial(state.journal.check_belongs, position=state.position)
             by = decider(context)
             journal = await self._host.resumption.take(token, decisions, callable_tools, check, decided_by=by)
-            return await state.carry_on(journal, callable_tools, context, options, began)
+            return await state.carry_on(journal, callable_tools, context, given, began)
 
     async def abandon(self) -> None:
         """Give up the script that waits, if there is one: the next begins with the state before it. What it has made

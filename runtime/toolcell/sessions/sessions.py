@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.approval_tokens import run_of
 from toolcell.results import Suspension
 from toolcell.sessions.state import SessionHost
 from toolcell.settings import settings_of
+from toolcell.support.checks import check_keywords
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:
     from toolcell.sessions.session import Session
-    from toolcell.sessions.settings import Restores
+    from toolcell.sessions.settings import Restores, SessionKwargs
 
 
 class Sessions:
@@ -133,41 +132,26 @@ class Sessions:
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
         forget(opened(self._host.journals, name))
 
-    def make(
-        self,
-        name: str | None,
-        *,
-        limits: Limits | None,
-        idle_s: float | None,
-        cpu_s: float | None,
-        tool_calls: int | None,
-        restore: Literal["journal", "empty", "if_kept"] | bool | None,
-        tools: CallableTools | Iterable[Any] | None,
-        context: RunContext | None,
-    ) -> Session:
+    def make(self, name: str | None, options: SessionKwargs) -> Session:
         """Return a session; see `Runtime.session`."""
         from toolcell.sessions.session import Session
-        from toolcell.sessions.settings import check_name, session_settings
+        from toolcell.sessions.settings import SessionKwargs, check_name, session_settings
 
+        check_keywords("session", options, SessionKwargs.__annotations__)
+        restore, tools = options.get("restore"), options.get("tools")
         restores: Restores = "always" if restore is True else "if_kept" if restore == "if_kept" else "never"
         if restores != "never" and (name is None or not self._host.journals.is_durable):
             lacks = "the name of the session" if name is None else "Runtime(record=FILE)"
             raise UsageError(f"restore={restore!r} needs {lacks}: without it there is nothing to go on from")
-        if isinstance(restore, bool) or restore == "if_kept":
-            restore = "journal" if restore else None
-        limits = settings_of(Limits, limits or self._host.runs.limits, "limits")
-        given = {"idle_s": idle_s, "cpu_s": cpu_s, "tool_calls": tool_calls, "restore": restore}
-        settings = session_settings(limits, given)
-        ident = os.urandom(16).hex() if name is None else check_name(name)
-        own = registry_of(tools, "tools=") if tools is not None else None
+        limits = settings_of(Limits, options.get("limits") or self._host.runs.limits, "limits")
         return Session(
             self._host,
             self,
-            ident=ident,
+            ident=os.urandom(16).hex() if name is None else check_name(name),
             limits=limits,
-            settings=settings,
-            tools=own,
-            context=context,
+            settings=session_settings(limits, options),
+            tools=registry_of(tools, "tools=") if tools is not None else None,
+            context=options.get("context"),
             is_named=name is not None,
             restores=restores,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal, TypeGuard
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, TypedDict, TypeGuard
 
+from toolcell.calls.call import CallableTools, RunContext
 from toolcell.config import OF_SANDBOX, Limits
 from toolcell.errors import UsageError
 from toolcell.settings import SettingsModel, setting
@@ -35,13 +37,28 @@ class SessionSettings(SettingsModel):
     recorded answers, or nothing."""
 
 
-def session_settings(limits: Limits, given: dict[str, Any]) -> SessionSettings:
-    """Return the settings of a session.
+class SessionKwargs(TypedDict, total=False):
+    """What a session may be given besides its name, as keywords. None is as good as leaving it out."""
+
+    limits: Limits | None
+    idle_s: float | None
+    cpu_s: float | None
+    tool_calls: int | None
+    restore: Literal["journal", "empty", "if_kept"] | bool | None
+    tools: CallableTools | Iterable[Any] | None
+    context: RunContext | None
+
+
+def session_settings(limits: Limits, options: Mapping[str, Any]) -> SessionSettings:
+    """Return the settings of a session. `options`: as `SessionKwargs`.
 
     Raises:
         UsageError: one of them is wrong; names it.
     """
     defaults = {"cpu_s": TIMES * limits.cpu_s, "tool_calls": TIMES * limits.tool_calls}
+    given = {name: options.get(name) for name in SessionSettings.model_fields}
+    if isinstance(restore := given["restore"], bool) or restore == "if_kept":
+        given["restore"] = "journal" if restore else None
     return SessionSettings(**(defaults | {name: value for name, value in given.items() if value is not None}))
 
 

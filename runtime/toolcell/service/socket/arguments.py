@@ -23,6 +23,15 @@ WHO: Final = ("thread_id", "channel", "chat_id")
 """What of a `RunContext` the service is told, for its records. Its user is whoever the token says."""
 
 
+TOOL_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
+    "label": (str,), "read_only": (bool,), "idempotent": (bool,), "requires_approval": (bool,),
+    "timeout_s": (float,), "returns": (dict, type(None)), "orchestrates": (bool,), "is_agent": (bool,),
+    "coercion": (str,), "extras": (str,), "reads": (list,), "sends": (list,), "validate": (bool,),
+}  # fmt: skip
+"""Options of `ToolOptions` that the service is told, with the types of their values. The others are met where the tool
+runs."""
+
+
 class Arguments:
     """What a request was given. Names that are never asked for are refused at the end."""
 

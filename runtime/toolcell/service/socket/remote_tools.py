@@ -21,6 +21,7 @@ import anyio
 from toolcell.calls.checker_process import refused_schemas
 from toolcell.calls.values import count_values
 from toolcell.errors import RegistrationError, ToolAbort, ToolError, UsageError
+from toolcell.service.socket.arguments import TOOL_OPTIONS
 from toolcell.service.socket.connection import QUEUE_BYTES, REFUSED, Connection
 from toolcell.service.socket.messages import Notification, Request
 from toolcell.service.socket.values import plain_answer, read_answer, sendable_value
@@ -55,13 +56,6 @@ PROGRESS_COST: Final = 4096
 """What a notification with a value counts for."""
 MARGIN_S: Final = 5.0
 """The caller's own timeout comes first; this is what it may be late."""
-
-_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
-    "label": (str,), "read_only": (bool,), "idempotent": (bool,), "requires_approval": (bool,),
-    "timeout_s": (float,), "returns": (dict, type(None)), "orchestrates": (bool,), "is_agent": (bool,),
-    "coercion": (str,), "extras": (str,), "reads": (list,), "sends": (list,), "validate": (bool,),
-}  # fmt: skip
-
 
 served_here: ContextVar[ServedRequest | None] = ContextVar("toolcell_request_of_caller", default=None)
 """The request that this task serves."""
@@ -167,10 +161,10 @@ def _spec(offered: Any) -> ToolSpec:
 
 def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:
     given = offered.get("options", {})
-    if not isinstance(given, dict) or (unknown := given.keys() - _OPTIONS.keys()):
+    if not isinstance(given, dict) or (unknown := given.keys() - TOOL_OPTIONS.keys()):
         raise RegistrationError(f"tool {tool.name!r:.80}: unknown options {sorted(map(str, unknown))}"[:200])
     for name, value in given.items():
-        if type(value) not in _OPTIONS[name]:
+        if type(value) not in TOOL_OPTIONS[name]:
             raise RegistrationError(f"tool {tool.name!r:.80}: the option {name} is not a {type(value).__name__}")
     changes = dict(given)
     if (returns := changes.get("returns")) is not None:

@@ -11,24 +11,10 @@ from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run import FileContent, FileInput, RunOptions, guest_files, run_message
-from toolcell.service.socket.arguments import WHO
+from toolcell.service.socket.arguments import TOOL_OPTIONS, WHO
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief
 from toolcell.tools import RegisteredTool, RegistrySettings, RegistryState, RunContext, ToolOptions, ToolRegistry
-
-TOLD: Final = (
-    "label",
-    "read_only",
-    "idempotent",
-    "requires_approval",
-    "timeout_s",
-    "returns",
-    "orchestrates",
-    "is_agent",
-    "coercion",
-    "extras",
-)
-"""Options of `ToolOptions` that the service has to know. The others are met where the tool runs."""
 
 KEPT_OFFERS: Final = 4
 """Toolsets of a caller that the service keeps. The one that was not used for longest is forgotten."""
@@ -68,7 +54,7 @@ def _offered(tool: RegisteredTool, state: RegistryState, tools: ToolRegistry) ->
 
 
 def _options(options: ToolOptions, tool: RegisteredTool, settings: RegistrySettings) -> dict[str, Any]:
-    plain = {name: getattr(options, name) for name in TOLD}
+    plain = {name: getattr(options, name) for name in TOOL_OPTIONS}
     plain["returns"] = None if options.returns is None else dict(options.returns)
     plain["reads"], plain["sends"] = sorted(options.reads), sorted(options.sends)
     plain["coercion"] = options.coercion or settings.coercion
