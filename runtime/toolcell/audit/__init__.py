@@ -10,9 +10,9 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
     "VERIFIED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
-    "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange",
+    "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report",
     "RunSummary", "Searched", "ShownCall", "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent",
-    "Verifier", "compare_runs", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
+    "Verifier", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
     "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt",
     "removals", "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line",
     "verify", "visible",
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.retention import removals
-    from toolcell.audit.run_diff import RunChange, compare_runs
     from toolcell.audit.run_record import ABORTED
     from toolcell.audit.signatures import Head, load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
@@ -76,7 +75,6 @@ else:
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.retention": "removals",
-            "toolcell.audit.run_diff": "RunChange compare_runs",
             "toolcell.audit.run_record": "ABORTED",
             "toolcell.audit.signatures": "Head load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
