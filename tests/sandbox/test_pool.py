@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell import SandboxUnavailable
+from rows import each_row
+from toolcell import Limits, SandboxUnavailable
+from toolcell.config import MIB, fits
 from toolcell.sandbox import pool as pools
 from toolcell.sandbox.pool import Pool, StartClock, plan, quiet_from
 
@@ -371,3 +373,22 @@ async def test_a_pool_that_begins_to_close_hands_out_nothing_more() -> None:
         pool.refuse()
         with pytest.raises(SandboxUnavailable, match="closed"):
             await pool.acquire()
+
+
+@each_row(
+    ("changes", "is_held"),
+    [
+        ({}, True),
+        ({"wall_s": 99.0, "cpu_s": 1.0, "cpu_cores": 1.0}, True),
+        ({"cpu_s": 99.0}, False),
+        ({"memory_bytes": 64 * MIB, "processes": 1, "open_files": 16}, True),
+        ({"memory_bytes": 1024 * MIB}, False),
+        ({"processes": 41}, False),
+        ({"disk_bytes": 4 * MIB}, False),
+        ({"inodes": 65}, False),
+        ({"frame_bytes": 4096}, False),
+    ],
+)
+def test_a_warm_sandbox_is_for_runs_that_its_limits_fit(changes: dict[str, Any], is_held: bool) -> None:
+    limits = Limits(memory_bytes=128 * MIB, processes=40, cpu_s=20)
+    assert fits(limits.model_copy(update=changes), limits) is is_held
