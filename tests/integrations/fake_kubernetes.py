@@ -51,6 +51,10 @@ class Kubelet(Protocol):
         """Return what executes `command` in a pod, and its environment."""
         ...
 
+    def is_ready(self, pod: str, probe: list[str]) -> bool:
+        """Whether the startup probe of a pod succeeds."""
+        ...
+
     def stop(self, pod: str) -> None:
         """End a pod, and everything in it."""
         ...
@@ -81,6 +85,9 @@ class ProcessKubelet:
 
     def command(self, pod: str, command: list[str]) -> tuple[list[str], dict[str, str] | None]:
         return [sys.executable, *command[1:]], self.pods[pod][2]
+
+    def is_ready(self, pod: str, probe: list[str]) -> bool:
+        return Path(self.pods[pod][1], "address").exists()  # what the probe looks for
 
     def stop(self, pod: str) -> None:
         process, home, _ = self.pods.pop(pod)
@@ -127,6 +134,10 @@ class DockerKubelet:
 
     def command(self, pod: str, command: list[str]) -> tuple[list[str], dict[str, str] | None]:
         return ["docker", "exec", "--interactive", self.prefix + pod, *command], None
+
+    def is_ready(self, pod: str, probe: list[str]) -> bool:
+        done = subprocess.run(["docker", "exec", self.prefix + pod, *probe], capture_output=True, check=False)
+        return done.returncode == 0
 
     def stop(self, pod: str) -> None:
         self._docker("rm", "--force", "--volumes", self.prefix + pod)
@@ -453,14 +464,8 @@ class FakeKubernetes:
         self.objects["sandboxes", "agents", name] = sandbox
         pod["status"] = {"phase": "Running", "podIP": await asyncio.to_thread(self.kubelet.start, pod)}
         probe = pod["spec"]["containers"][0]["startupProbe"]["exec"]["command"]
-        command, environment = self.kubelet.command(name, probe)
-        if environment is not None:  # a process pod has its directory elsewhere
-            command[-1] = f"import os; os.stat({environment['TOOLCELL_POD_DIRECTORY'] + '/address'!r})"
-        for _ in range(600):
-            tried = await asyncio.create_subprocess_exec(
-                *command, env=environment, stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
-            )
-            if not await tried.wait() or name not in self.kubelet.running():
+        for _ in range(1200):
+            if name not in self.kubelet.running() or await asyncio.to_thread(self.kubelet.is_ready, name, probe):
                 break
             await asyncio.sleep(0.05)
         sandbox["isReady"] = True

@@ -1,4 +1,4 @@
-"""A caller in a process of its own: `kubernetes_caller.py KUBECONFIG contract|wait JSON [GROUP...]`: arguments of the backend, groups of cases."""
+"""A caller in a process of its own: `kubernetes_caller.py KUBECONFIG contract|wait JSON`: arguments of the backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = json.loads(sys.argv[3])
 async def main() -> None:
     if WHAT == "contract":
         make = partial(KubernetesBackend, kubeconfig=KUBECONFIG, **OPTIONS)
-        report = await check_backend(make, only=sys.argv[4:])
+        report = await check_backend(make)
         print(report, flush=True)
         return
     backend = KubernetesBackend(kubeconfig=KUBECONFIG, **OPTIONS)
