@@ -15,6 +15,15 @@ from jupyter_client.manager import KernelManager
 from toolcell.kernel import spec
 
 PATIENCE_S = 60.0
+INSTALLING_S = 240.0
+"""How long the first cell of a kernel with packages may take, on a machine that installs them first."""
+PACKAGES = (
+    "--packages",
+    "pandas,matplotlib,seaborn,scikit-learn,plotly,sympy,networkx,polars,duckdb,pillow,jinja2",
+    "--memory-bytes",
+    "4GiB",
+)
+"""For every kernel with large packages: they are installed once."""
 
 
 @dataclass

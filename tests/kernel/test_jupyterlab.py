@@ -15,6 +15,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from kernel.conftest import INSTALLING_S, PACKAGES
 from machine import CHROMIUM
 from toolcell.kernel import spec
 
@@ -23,12 +24,13 @@ LAB = os.environ.get("JUPYTER_LAB") or which("jupyter-lab")
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         LAB is None, reason="jupyterlab is not installed: set JUPYTER_LAB to what `.ci/jupyterlab` prints"
     ),
 ]
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = INSTALLING_S * 1000  # the first cell waits for the packages
 CELLS = [
     "import sys\nprint('a text')\nprint('to stderr', file=sys.stderr)",
     "import matplotlib.pyplot as plt\nplt.figure(figsize=(3, 1.5))\nplt.plot([1, 3, 2]);",
@@ -43,7 +45,7 @@ CELLS = [
 @pytest.fixture
 def page(jupyter: Path, tmp_path: Path) -> Iterator[Page]:
     """The notebook, opened."""
-    spec.install("toolcell-lab", ["--packages", "pandas,matplotlib", "--memory-bytes", "4GiB"], for_user=True)
+    spec.install("toolcell-lab", PACKAGES, for_user=True)
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS],
         metadata={"kernelspec": {"name": "toolcell-lab", "display_name": "Python (toolcell)", "language": "python"}},

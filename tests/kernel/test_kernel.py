@@ -18,7 +18,7 @@ from jupyter_client.manager import KernelManager
 from toolcell.kernel import spec
 from toolcell.kernel.cells import Cell, Cells
 
-from .conftest import PATIENCE_S, Notebook
+from .conftest import PACKAGES, PATIENCE_S, Notebook
 
 pytestmark = pytest.mark.isolation
 
@@ -244,7 +244,7 @@ class TestMagics:
 
     @pytest.mark.slow
     def test_figures_for_a_window_are_shown_in_their_cell(self, notebooks: Start) -> None:
-        notebook = notebooks("--packages", "matplotlib")
+        notebook = notebooks(*PACKAGES)
         draws = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
         for before in (
             "import matplotlib\nmatplotlib.use('TkAgg')",
