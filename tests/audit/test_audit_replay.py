@@ -181,7 +181,7 @@ def test_frames_that_a_tool_returned_are_recorded_and_answered_again(ledger: Led
     frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])
     ledger.registry.register("frame", "Returns a frame of two rows", None, lambda args: frame)
     source = "set_result(call_tool('frame').sum())"
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL, packages=["pandas"]) as runtime:
+    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL, packages=["numpy", "pandas"]) as runtime:
         runtime.execute_code(source)
     run = ledger.the_run()
     pandas.testing.assert_series_equal(run.end["value"].to_pandas(), frame.sum())

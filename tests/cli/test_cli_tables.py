@@ -26,7 +26,7 @@ def invoke(*words: str) -> tuple[int, str, str]:
 def test_a_frame_of_a_file_is_printed_with_its_labels_and_is_text_in_json(tmp_path: Path) -> None:
     (tmp_path / "sales.csv").write_text(SALES)
     (tmp_path / "sums.py").write_text(SCRIPT)
-    words = ("run", str(tmp_path / "sums.py"), "--file", str(tmp_path / "sales.csv"), "--packages", "pandas")
+    words = ("run", str(tmp_path / "sums.py"), "--file", str(tmp_path / "sales.csv"), "--packages", "numpy,pandas")
 
     status, out, err = invoke(*words)
     assert (status, err) == (0, "") or "result.html" in err
@@ -41,7 +41,7 @@ def test_a_frame_of_a_file_is_printed_with_its_labels_and_is_text_in_json(tmp_pa
 def test_a_long_frame_is_printed_in_short(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("import pandas as pd\npd.DataFrame({'v': range(100_000)})")
 
-    status, out, _ = invoke("run", str(tmp_path / "long.py"), "--packages", "pandas")
+    status, out, _ = invoke("run", str(tmp_path / "long.py"), "--packages", "numpy,pandas")
     assert status == 0
     assert out.startswith("DataFrame, 100000 rows x 1 columns (v int64)")
     assert len(out) < 2_000

@@ -317,7 +317,7 @@ go.Figure(go.Bar(y=[1])).show()
 Image.new("RGB", (2, 2)).show()
 pd.DataFrame({"g": ["a"], "v": [1]}).groupby("g").agg({"v": ["sum", "mean"]})
 """
-    with SyncRuntime(packages=["pandas", "pillow", "plotly"]) as runtime:
+    with SyncRuntime(packages=USUAL) as runtime:
         result = runtime.execute_code(source)
     assert [file.name for file in result.files] == ["result.html", "display-1.html", "display-2.png"], result.error
     assert (result.logs.stderr, result.value.rows()) == ("", [{"g": "a", "v_sum": 1, "v_mean": 1.0}])

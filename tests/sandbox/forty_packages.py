@@ -3,7 +3,7 @@
 The value is the script's; each must return something true. Names are those of PyPI.
 """
 
-USUAL = ["matplotlib", "numpy", "pandas", "pillow", "requests", "scipy", "seaborn"]
+USUAL = ["matplotlib", "numpy", "pandas", "pillow", "plotly", "requests", "scipy", "seaborn"]
 """An environment that several tests use. To make it takes longer than to use it."""
 
 USES: dict[str, str] = {

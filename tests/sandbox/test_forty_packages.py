@@ -162,16 +162,12 @@ QUICK_STARTS = {
 }
 """What the packages that map far more memory than they use, lock files or start workers begin their own pages with."""
 
-PLACES = [
-    "process",
-    pytest.param("container", marks=pytest.mark.contained),
-    pytest.param("docker", marks=pytest.mark.docker),
-]
+PLACES = ["process", pytest.param("container", marks=pytest.mark.contained)]
 
 
 def runtime_in(place: str, limits: Limits) -> SyncRuntime:
     if place == "docker":
-        return SyncRuntime(backend="docker", packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1))
+        return SyncRuntime(backend="docker", packages=OF_LOCKS, limits=limits, pool=PoolConfig(warm=1))
     policy = Policy(profile="container") if place == "container" else Policy()
     return SyncRuntime(policy=policy, packages=PACKAGES, limits=limits, pool=PoolConfig(warm=1))
 
@@ -237,12 +233,13 @@ LOCKS_AND_WORKERS = {
     "joblib, as it chooses": "import joblib\njoblib.Parallel(n_jobs=-1)(joblib.delayed(pow)(i, 2) for i in range(3)) == [0, 1, 4]",
 }
 """What locks files or starts workers."""
+OF_LOCKS = ("duckdb", "filelock", "joblib", "pandas", "scikit-learn", "tables")
 
 
 @pytest.mark.isolation
 @pytest.mark.slow
 @pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, pytest.param("docker", marks=pytest.mark.docker)])
 def test_files_are_locked_and_workers_work_in_runs_and_sessions(place: str) -> None:
     make = "import duckdb\nwith duckdb.connect('given.duckdb') as con: con.execute('create table t as select 7')\nset_result(1, files=['given.duckdb'])"
     limits = Limits(wall_s=120, disk_bytes=LIMITS.disk_bytes, inodes=LIMITS.inodes)

@@ -513,7 +513,7 @@ async def test_frames_go_to_scripts_at_a_service_and_come_back(tmp_path: Path) -
     frame = pandas.DataFrame({"n": [1, 2]}, index=["x", "y"])
     tools = ToolRegistry()
     tools.register("frame", "Returns a frame of two rows", None, lambda args: frame)
-    defaults = TenantConfig(packages=("pandas",))
+    defaults = TenantConfig(packages=("numpy", "pandas"))
     async with serving(tmp_path, defaults=defaults) as (url, _), Client(url, registry=tools) as client:
         result = await client.execute_code("set_result([df, call_tool('frame')])", inputs={"df": frame})
         assert result.ok, result.error

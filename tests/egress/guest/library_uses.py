@@ -765,5 +765,5 @@ LIBRARIES: Final = {
     "aiohttp": AIOHTTP,
     "pandas": PANDAS,
 }
-PACKAGES: Final = {"urllib3": ["urllib3"], "async httpx": ["httpx"]}
+PACKAGES: Final = {"pandas": ["numpy", "pandas"], "urllib3": ["urllib3"], "async httpx": ["httpx"]}
 """What a sandbox needs for them, where that is not called as the library is."""

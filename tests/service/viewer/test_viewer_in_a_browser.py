@@ -269,7 +269,7 @@ def test_everything_is_done_with_the_keyboard_alone(base: str, shop: Shop, chrom
     shop.done.clear()
 
 
-@pytest.mark.parametrize("look", [LIGHT, DARK, SMALL], ids=["light", "dark", "small"])
+@pytest.mark.parametrize("look", [LIGHT, {**DARK, **SMALL}], ids=["light", "dark and small"])
 def test_axe_finds_no_violation_on_any_page(base: str, look: dict[str, Any], chromium: Chromium) -> None:
     execute(base, REFUND, on_approval="suspend")
     execute(base, DRY_RUN, dry_run=True)
