@@ -76,14 +76,14 @@ class Names:
     """A resolver of ours. A name with several answers gives them one after the other, the last one for ever."""
 
     def __init__(self, **answers: Sequence[Sequence[str]]) -> None:
-        self._answers = {name.replace("_", "."): [list(each) for each in given] for name, given in answers.items()}
+        self.answers = {name.replace("_", "."): [list(each) for each in given] for name, given in answers.items()}
         self.asked: list[str] = []
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         self.asked.append(host)
-        if host not in self._answers:
+        if host not in self.answers:
             raise OSError(f"no such name: {host}")
-        answers = self._answers[host]
+        answers = self.answers[host]
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 

@@ -138,7 +138,7 @@ async def test_each_rule_allows_its_own_requests_and_no_others() -> None:
 async def test_spellings_of_an_allowed_host_lead_to_it() -> None:
     async with serve({"/": page("ok")}) as site:
         names = Names(b_xn____c_test=[["127.0.0.1"]])
-        names._answers = {"xn--bcher-kva.test": [["127.0.0.1"]], "a.b.wild.test": [["127.0.0.1"]]}
+        names.answers = {"xn--bcher-kva.test": [["127.0.0.1"]], "a.b.wild.test": [["127.0.0.1"]]}
         options = {"ports": [site.port], "private": ["127.0.0.1"]}
         async with door(Allow("bücher.test", **options), Allow("*.wild.test", **options), resolver=names) as run:  # type: ignore[arg-type]
             for host in ("BÜCHER.test", "xn--bcher-kva.test.", "A.b.wild.test"):

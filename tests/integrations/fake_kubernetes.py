@@ -223,7 +223,7 @@ class FakeKubernetes:
                 continue
             made = copy.deepcopy(each)
             made["metadata"].setdefault("namespace", "agents")
-            asyncio.run_coroutine_threadsafe(self._create(plural, made), self._loop).result(30)
+            asyncio.run_coroutine_threadsafe(self.create(plural, made), self._loop).result(30)
         until = time.monotonic() + STARTED_S
         while not self.is_stuck and any(not pool["status"]["isFull"] for pool in self.all("sandboxwarmpools")):
             assert time.monotonic() < until, "the pools did not fill"
@@ -303,7 +303,7 @@ class FakeKubernetes:
         body["metadata"]["namespace"] = match["namespace"]
         if (match["kind"], match["namespace"], body["metadata"]["name"]) in self.objects:
             raise Refusal(409, "AlreadyExists", f'"{body["metadata"]["name"]}" already exists')
-        return web.json_response(await self._create(match["kind"], body), status=201)
+        return web.json_response(await self.create(match["kind"], body), status=201)
 
     async def _patch(self, request: web.Request) -> web.Response:
         assert request.content_type == "application/merge-patch+json", request.content_type
@@ -408,7 +408,7 @@ class FakeKubernetes:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _create(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         meta = body["metadata"]
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).isoformat()}
         self.objects[kind, meta["namespace"], meta["name"]] = body

@@ -384,13 +384,13 @@ async def test_a_claim_whose_pod_is_long_in_coming_is_renewed_too(cluster: FakeK
 async def test_a_start_that_is_given_up_while_its_claim_is_made_leaves_none(
     filled: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = filled._create
+    create = filled.create
 
     async def slow(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(1.0 * (kind == "sandboxclaims"))
         return await create(kind, body)
 
-    monkeypatch.setattr(filled, "_create", slow)
+    monkeypatch.setattr(filled, "create", slow)
     backend = KubernetesBackend(kubeconfig=filled.kubeconfig)
     async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
         with anyio.move_on_after(0.3):

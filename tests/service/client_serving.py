@@ -48,7 +48,7 @@ class BadProxy:
     """Carries bytes to a port, in pieces, late, and not for long: all by a seeded generator."""
 
     def __init__(self, url: str, seed: int, *, cut_after: tuple[int, int] = (500, 60_000)) -> None:
-        self._port = int(url.rpartition(":")[2])
+        self.port = int(url.rpartition(":")[2])
         self._random = random.Random(seed)
         self._cut_after = cut_after
         self.cuts = 0
@@ -85,7 +85,7 @@ class BadProxy:
             writer.transport.abort()
             return
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._port)
+            there, back = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             writer.transport.abort()
             return

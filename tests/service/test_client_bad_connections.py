@@ -237,7 +237,7 @@ async def test_a_service_that_starts_again_fails_what_ran_and_serves_what_comes(
     async with BadProxy("http://127.0.0.1:1", 0) as proxy:
         proxy.is_bad = False
         async with serving(tmp_path / "a") as (url, service):
-            proxy._port = int(url.rpartition(":")[2])
+            proxy.port = int(url.rpartition(":")[2])
             client = Client(proxy.url, registry=registry)
             await client.open()
             running = asyncio.create_task(client.execute_code("call_tool('count', key='a')\nwhile True: pass"))
@@ -247,7 +247,7 @@ async def test_a_service_that_starts_again_fails_what_ran_and_serves_what_comes(
             for run in service.runs:
                 run.cancel.set()
         async with serving(tmp_path / "b") as (url, _):
-            proxy._port = int(url.rpartition(":")[2])
+            proxy.port = int(url.rpartition(":")[2])
             proxy.is_closed_to_all = False
             with pytest.raises(ServiceError, match="restarted") as caught:
                 await running

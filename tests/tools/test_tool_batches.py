@@ -155,7 +155,7 @@ async def test_cancelling_a_concurrent_batch_answers_every_call_at_once() -> Non
 
     async with anyio.create_task_group() as group:
         group.start_soon(batch)
-        await meeting._all_here.wait()
+        await meeting.all_here.wait()
         run.cancel("stop now")
 
     assert [result.text for result in results] == ["quick", "stop now", "stop now"]
@@ -404,7 +404,7 @@ async def test_when_the_caller_is_cancelled_no_tool_outlives_it_and_every_call_h
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
             group.start_soon(_batch, registry, [("wait", {"number": n}) for n in range(3)], run)
-            await meeting._all_here.wait()
+            await meeting.all_here.wait()
             scope.cancel()
 
     assert sorted(left) == [0, 1, 2]

@@ -28,7 +28,7 @@ class Meeting:
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
-        self._all_here = anyio.Event()
+        self.all_here = anyio.Event()
         self.here = 0
         self.most = 0
 
@@ -37,10 +37,10 @@ class Meeting:
         self.here += 1
         self.most = max(self.most, self.here)
         if self.here >= self._expected:
-            self._all_here.set()
+            self.all_here.set()
         try:
             with anyio.fail_after(PATIENCE_S):
-                await self._all_here.wait()
+                await self.all_here.wait()
         finally:
             self.here -= 1
 
