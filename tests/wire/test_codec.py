@@ -430,12 +430,20 @@ def chain(filling: bytes, frame_bytes: int, elements: int) -> bytes:
     return (array(width + 1) + filling * width) * links + b"\xc0"
 
 
+FRAMES = [(shape, filling, 4) for shape in (flat, rows, chain) for filling in DEAREST]
+"""As much as is read at once."""
+FULL = [
+    (shape, filling, 1) for shape in (rows, chain) for filling in (b"\xa2\xc4\x80", b"\x81\xa2\xc4\x80\xa2\xc4\x80")
+]
+"""Those that take most of all."""
+
+
 @pytest.mark.conforms("T6", "T7")
 @pytest.mark.parametrize(
-    "share", [pytest.param(1, marks=pytest.mark.slow), 4], ids=["a full frame", "a frame read at once"]
+    ("shape", "filling", "share"),
+    [*FRAMES, *(pytest.param(*each, marks=pytest.mark.slow) for each in FULL)],
+    ids=lambda each: each.hex() if isinstance(each, bytes) else getattr(each, "__name__", each),
 )
-@pytest.mark.parametrize("filling", DEAREST, ids=bytes.hex)
-@pytest.mark.parametrize("shape", [flat, rows, chain])
 def test_a_frame_of_the_dearest_elements_stays_within_the_stated_bound(filling: bytes, shape: Any, share: int) -> None:
     body = shape(filling, MAX_FRAME_BYTES // share, msg.MAX_GUEST_ELEMENTS)
     assert len(body) <= MAX_FRAME_BYTES + 1024
