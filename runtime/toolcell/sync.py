@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from toolcell.errors import UsageError
-from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
-from toolcell.results.effects import CommitResult, Preflight, RevertResult
-from toolcell.run.options import ResumeKwargs, RunKwargs, SessionRunKwargs
+from toolcell.results import AbandonedThread, Suspension
+from toolcell.run.options import RunKwargs
 from toolcell.runtime import Runtime
-from toolcell.support.loop_thread import LoopThread, each_of
+from toolcell.support.loop_thread import LoopThread, blocking, each_of
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:
-    from toolcell.control.draft import Draft
     from toolcell.control.map_stream import MapItem
-    from toolcell.control.steps_of_plans import PlanRows
     from toolcell.run.streaming import RunEvent
-    from toolcell.sessions.session import Session
+    from toolcell.sessions.blocking import SyncSession
     from toolcell.sessions.settings import SessionKwargs
 
 T = TypeVar("T")
@@ -88,9 +85,12 @@ class SyncRuntime:
     async def __aexit__(self, *exc_info: object) -> None:
         """Never reached: `__aenter__` raises."""
 
-    def execute_code(self, source: str, **options: Unpack[RunKwargs]) -> ExecutionResult:
-        """Run a script and wait for it; see `Runtime.execute_code` for options and errors."""
-        return self._opened().call(partial(self.runtime.execute_code, source, **options))
+    execute_code = blocking(Runtime.execute_code)
+    execute_plan = blocking(Runtime.execute_plan)
+    preflight = blocking(Runtime.preflight)
+    resume = blocking(Runtime.resume)
+    commit = blocking(Runtime.commit)
+    revert = blocking(Runtime.revert)
 
     def stream(self, source: str, **options: Unpack[RunKwargs]) -> Iterator[RunEvent]:
         """Run a script and return what happens as events, for `for`; see `Runtime.stream`."""
@@ -104,26 +104,10 @@ class SyncRuntime:
 
     def session(self, name: str | None = None, **options: Unpack[SessionKwargs]) -> SyncSession:
         """Return a session, to be used with `with`; see `Runtime.session`."""
+        from toolcell.sessions.blocking import SyncSession
+
         thread = self._opened()
         return SyncSession(self.runtime.session(name, **options), thread)
-
-    def resume(
-        self, token: str | Suspension, decisions: Any = None, **options: Unpack[ResumeKwargs]
-    ) -> ExecutionResult:
-        """Resume a suspended run and wait for it; see `Runtime.resume`."""
-        return self._opened().call(partial(self.runtime.resume, token, decisions, **options))
-
-    def commit(self, draft: ExecutionResult | Draft | str, approve: Any = "all", **options: Any) -> CommitResult:
-        """Make the effects of a dry run and wait for them; see `Runtime.commit`."""
-        return self._opened().call(partial(self.runtime.commit, draft, approve, **options))
-
-    def preflight(self, source: str, **options: Any) -> Preflight:
-        """Return the calls that a script can make; see `Runtime.preflight`."""
-        return self._opened().call(partial(self.runtime.preflight, source, **options))
-
-    def revert(self, result: ExecutionResult | CommitResult | PlanRows, **options: Any) -> RevertResult:
-        """Undo the calls of a run or a commit; see `Runtime.revert`."""
-        return self._opened().call(partial(self.runtime.revert, result, **options))
 
     def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for; see `Runtime.suspended_runs`."""
@@ -140,10 +124,6 @@ class SyncRuntime:
     def forget_session(self, name: str) -> None:
         """Remove the journal of a closed session; see `Runtime.forget_session`."""
         self.runtime.forget_session(name)
-
-    def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
-        """Run a plan and wait for it; see `Runtime.execute_plan`."""
-        return self._opened().call(partial(self.runtime.execute_plan, steps, **options))
 
     def add_mcp_server(self, name: str, **options: Any) -> SyncMcpServer:
         """Add the tools of an MCP server to the registry, until this is closed; see `ToolRegistry.add_mcp_server`.
@@ -170,94 +150,15 @@ class SyncRuntime:
         """Run an async function in the loop of the inner `runtime`, and return its result. For adapters."""
         return self._opened().call(function)
 
+    def _wait(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.call(partial(getattr(self.runtime, name), *args, **options))
+
     def _opened(self) -> LoopThread:
         if self._thread is None:
             name = type(self).__name__
             raise UsageError(f"this {name} is not open; use it as `with {name}(...) as runtime:`, or open() it first")
         self._thread.check()
         return self._thread
-
-
-class SyncSession:
-    """A blocking `Session` with the same methods. Ctrl-C interrupts its script, and the state is kept."""
-
-    def __init__(self, session: Session, thread: LoopThread) -> None:
-        self.session = session
-        self._thread = thread
-
-    def __enter__(self) -> Self:
-        self._call(self.session.__aenter__)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Destroy the sandbox; see `Session.close`. Does nothing when the runtime is closed already."""
-        if not self._thread.has_ended:
-            self._call(self.session.close)
-
-    def execute_code(self, source: str, **options: Unpack[SessionRunKwargs]) -> ExecutionResult:
-        """Run a script and wait for it; see `Session.execute_code`."""
-        return self._call(partial(self.session.execute_code, source, **options), self.session.interrupt)
-
-    def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> Iterator[RunEvent]:
-        """Run a script and return what happens as events; see `Session.stream`."""
-        self._thread.check()
-        return each_of(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
-
-    @property
-    def waiting(self) -> Suspension | str:
-        """What the last script waits for; see `Session.waiting`."""
-        return self.session.waiting
-
-    def resume(
-        self, token: str | Suspension, decisions: Any = None, **options: Unpack[ResumeKwargs]
-    ) -> ExecutionResult:
-        """Carry the script on that waits; see `Session.resume`."""
-        return self._call(partial(self.session.resume, token, decisions, **options), self.session.interrupt)
-
-    def abandon(self) -> None:
-        """Give up the script that waits; see `Session.abandon`."""
-        self._call(self.session.abandon)
-
-    def put_files(self, files: Any) -> None:
-        """Write files to the workspace; see `Session.put_files`."""
-        self._call(partial(self.session.put_files, files))
-
-    def files(self) -> tuple[SessionFile, ...]:
-        """List the files in the workspace; see `Session.files`."""
-        return self._call(self.session.files)
-
-    def read_file(self, name: str) -> bytes:
-        """Return the content of a file in the workspace; see `Session.read_file`."""
-        return self._call(partial(self.session.read_file, name))
-
-    def interrupt(self) -> bool:
-        """Interrupt the script that another thread runs; see `Session.interrupt`."""
-        return self._call(self.session.interrupt)
-
-    def reset(self) -> None:
-        """Forget everything; see `Session.reset`."""
-        self._call(self.session.reset)
-
-    def pause(self) -> bool:
-        """Stop the sandbox's processes until the next script; see `Session.pause`."""
-        return self._call(self.session.pause)
-
-    def put_down(self) -> None:
-        """Destroy the sandbox until the next script; see `Session.put_down`."""
-        self._call(self.session.put_down)
-
-    def fork(self, name: str | None = None) -> SyncSession:
-        """Return another session with the same state; see `Session.fork`."""
-        return SyncSession(self._call(partial(self.session.fork, name)), self._thread)
-
-    def _call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
-        self._thread.check()
-        return self._thread.call(function, interrupt)
 
 
 class SyncMcpServer:

@@ -17,9 +17,9 @@ from toolcell.run.options import ResumeKwargs, RunKwargs, RunOptions, SessionRun
 from toolcell.service import Client
 from toolcell.service.client import ClientSession
 from toolcell.service.routes.models import ExecuteRequest, SessionRequest
+from toolcell.sessions.blocking import SyncSession
 from toolcell.sessions.session import Session
 from toolcell.sessions.settings import SessionKwargs, SessionSettings
-from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.quick
 

@@ -28,7 +28,7 @@ from toolcell import (
 from toolcell.control import Approve, Deny
 from toolcell.journal import identity
 from toolcell.journal.identity import canonical
-from toolcell.sync import SyncSession
+from toolcell.sessions.blocking import SyncSession
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

@@ -29,7 +29,7 @@ from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore
 from toolcell.run.streaming import RunFinished
 from toolcell.sandbox.process.backend import ProcessSandbox
-from toolcell.sync import SyncSession
+from toolcell.sessions.blocking import SyncSession
 from toolcell.tools import ToolContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]

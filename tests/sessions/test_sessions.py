@@ -22,8 +22,8 @@ from toolcell import (
 )
 from toolcell.errors import SessionError
 from toolcell.sandbox.process.backend import ProcessSandbox
+from toolcell.sessions.blocking import SyncSession
 from toolcell.sessions.session import Session
-from toolcell.sync import SyncSession
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]

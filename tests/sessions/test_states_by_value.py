@@ -19,7 +19,7 @@ from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime
 from toolcell.control import Approve
 from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions import kept_state
-from toolcell.sync import SyncSession
+from toolcell.sessions.blocking import SyncSession
 
 pytestmark = pytest.mark.isolation
 

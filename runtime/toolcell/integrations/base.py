@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
@@ -21,10 +21,10 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.sessions import Session
+from toolcell.sessions import Session, SyncSession
 from toolcell.support.checks import text_of
 from toolcell.support.text import cut_text
-from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.sync import SyncRuntime
 from toolcell.tools import (
     MAX_VALUE_CHARS,
     Image,
@@ -40,6 +40,9 @@ from toolcell.tools import (
     positional_spec,
     with_options,
 )
+
+if TYPE_CHECKING:
+    from toolcell.sessions import SyncSession
 
 MAX_SESSIONS = 64
 """Conversations of one adapter whose state is kept."""

@@ -33,7 +33,8 @@ from toolcell.config import Limits
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, tools_with
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.sessions import SyncSession
+from toolcell.sync import SyncRuntime
 from toolcell.tools import ToolRegistry, ToolSpec, describe_failure
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain

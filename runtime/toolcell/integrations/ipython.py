@@ -24,9 +24,10 @@ from typing import Any, Final, NoReturn
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import Array, ExecutionResult, Logs, Table
+from toolcell.sessions import SyncSession
 from toolcell.support.copies import changed
 from toolcell.support.text import clean, for_terminal
-from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.sync import SyncRuntime
 
 try:
     from IPython.core.error import UsageError as MagicUsageError

@@ -12,7 +12,8 @@ from typing import Any, Self
 from toolcell.errors import UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing_package, tools_with
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.sessions import SyncSession
+from toolcell.sync import SyncRuntime
 from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, function_spec, is_async
 
 try:

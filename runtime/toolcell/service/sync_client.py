@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any, NoReturn
 
-from toolcell.results import Suspension
 from toolcell.service.client import Client
+from toolcell.support.loop_thread import blocking
 from toolcell.sync import SyncRuntime
 
 
@@ -29,18 +28,7 @@ class SyncClient(SyncRuntime):
         """Refuse; see `Client.map`."""
         self.client.map(source, inputs, **options)
 
-    def suspended_runs(self) -> list[Suspension]:
-        """Return what each suspended run waits for; see `Client.suspended_runs`."""
-        return self._opened().call(self.client.suspended_runs)
-
-    def kept_sessions(self) -> list[str]:
-        """Return the names of sessions whose journals are at the service; see `Client.kept_sessions`."""
-        return self._opened().call(self.client.kept_sessions)
-
-    def forget_session(self, name: str) -> None:
-        """Remove the journal of a closed session; see `Client.forget_session`."""
-        self._opened().call(partial(self.client.forget_session, name))
-
-    def interrupted_runs(self) -> list[str]:
-        """Return the ids of runs that `resume` can carry on without a token; see `Client.interrupted_runs`."""
-        return self._opened().call(self.client.interrupted_runs)
+    suspended_runs = blocking(Client.suspended_runs)
+    interrupted_runs = blocking(Client.interrupted_runs)
+    kept_sessions = blocking(Client.kept_sessions)
+    forget_session = blocking(Client.forget_session)

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "Session", "SessionKwargs",
+    "Session", "SessionKwargs", "SyncSession",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.sessions.blocking import SyncSession
     from toolcell.sessions.session import Session
     from toolcell.sessions.settings import SessionKwargs
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "toolcell.sessions.blocking": "SyncSession",
             "toolcell.sessions.session": "Session",
             "toolcell.sessions.settings": "SessionKwargs",
         },

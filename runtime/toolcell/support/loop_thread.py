@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -17,6 +17,7 @@ from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 
 END_S = 30.0
 """How long the end of the program, or of an unused `SyncRuntime`, waits for the end of its sandboxes."""
@@ -116,6 +117,17 @@ def each_of(thread: LoopThread, stream: Any) -> Iterator[Any]:
     finally:
         if thread.can_be_used():
             thread.call(stream.aclose)
+
+
+def blocking(method: Callable[Concatenate[Any, Given], Awaitable[T]]) -> Callable[Concatenate[Any, Given], T]:
+    """Return a method that calls the one of this name and waits for it, by the `_wait` of its object."""
+
+    @wraps(method)
+    def waits(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> T:
+        found: T = self._wait(method.__name__, *args, **kwargs)
+        return found
+
+    return waits
 
 
 async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
