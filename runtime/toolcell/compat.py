@@ -12,8 +12,9 @@ from typing import Any
 
 from toolcell.calls import events
 from toolcell.calls.call import CompletionCallback
+from toolcell.calls.result import Part
 from toolcell.errors import RegistrationError
-from toolcell.tools import Event, Part, RunContext, Status, Text, ToolDefinition, ToolRegistry, ToolResult
+from toolcell.tools import Event, RunContext, Status, Text, ToolDefinition, ToolRegistry, ToolResult
 
 # content / error
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message
 from toolcell.agents.trace import StepTrace
-from toolcell.calls.result import NO_USAGE
+from toolcell.calls.result import NO_USAGE, TokenUsage
 from toolcell.results import Suspension
-from toolcell.tools import File, TokenUsage
+from toolcell.tools import File
 
 StopReason = str
 FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from toolcell.calls.result import to_json
-from toolcell.tools import Call, TokenUsage, ToolResult
+from toolcell.calls.result import TokenUsage, to_json
+from toolcell.tools import Call, ToolResult
 
 MAX_INPUT_CHARS = 200
 MAX_OUTPUT_CHARS = 500

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "BROKEN", "MISSING_CALL", "TRUSTS", "TRUST_TEXTS", "UNFINISHED", "UNSIGNED", "UNVERIFIED",
-    "VERIFIED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
-    "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun", "Recorder", "Report",
-    "RunSummary", "Searched", "ShownCall", "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent",
-    "Verifier", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
-    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt",
-    "removals", "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line",
-    "verify", "visible",
+    "ABORTED", "MISSING_CALL", "TRUST_TEXTS", "UNFINISHED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput",
+    "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun",
+    "Recorder", "Report", "RunSummary", "Searched", "ShownCall", "ShownLine", "ShownRun", "Signer", "Sink",
+    "SpanSink", "ToolContent", "Trust", "Verifier", "default_key_path", "exporting_sink", "json_line", "jsonable",
+    "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id",
+    "receipt", "removals", "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table",
+    "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     )
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink, exporting_sink
-    from toolcell.audit.query import BROKEN, TRUSTS, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary, tool_table
+    from toolcell.audit.query import Index, RunSummary, Trust, tool_table
     from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable, not_recorded
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
@@ -70,7 +69,7 @@ else:
             ),
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink exporting_sink",
-            "toolcell.audit.query": "BROKEN TRUSTS UNSIGNED UNVERIFIED VERIFIED Index RunSummary tool_table",
+            "toolcell.audit.query": "Index RunSummary Trust tool_table",
             "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable not_recorded",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replay_diff": "MISSING_CALL",

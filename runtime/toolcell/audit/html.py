@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
+from toolcell.audit.query import Trust
 from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.store import UNFINISHED
 from toolcell.support.text import for_terminal
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from toolcell_bridge.wire.tables import AnyTable
 
-TRUST_TEXTS: Final = {
-    VERIFIED: ("good", "A valid signature covers all records of this run."),
-    UNSIGNED: ("warn", "No signature covers the end of this run yet."),
-    UNVERIFIED: ("warn", "The key that signed this run was not given, so nothing was checked."),
-    BROKEN: ("bad", "The records of this run are not what was signed."),
+TRUST_TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    Trust.VERIFIED: ("good", "A valid signature covers all records of this run."),
+    Trust.UNSIGNED: ("warn", "No signature covers the end of this run yet."),
+    Trust.UNVERIFIED: ("warn", "The key that signed this run was not given, so nothing was checked."),
+    Trust.BROKEN: ("bad", "The records of this run are not what was signed."),
 }
 BAR_WIDTH: Final = 1000
 

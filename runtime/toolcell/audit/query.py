@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Self
@@ -29,19 +30,22 @@ from toolcell.errors import AuditError, StoreError, UsageError
 from toolcell.support.packing import bytes_digest, unpack
 from toolcell.support.sqlite import check_files_beside, check_folder
 
-VERIFIED: Final = "verified"
-"""A valid signature covers all events of the run."""
-UNSIGNED: Final = "unsigned"
-"""No signature covers its end yet: it was written just now, its writer was killed, or somebody else wrote it."""
-UNVERIFIED: Final = "unverified"
-"""It is signed with a key that was not given."""
-BROKEN: Final = "broken"
-"""Its events are not what was signed, or some are missing, or stand in another place."""
+
+class Trust(StrEnum):
+    """Whether the events of a run are what was signed; from the best to the worst."""
+
+    VERIFIED = "verified"
+    """A valid signature covers all events of the run."""
+    UNSIGNED = "unsigned"
+    """No signature covers its end yet: it was written just now, its writer was killed, or somebody else wrote it."""
+    UNVERIFIED = "unverified"
+    """It is signed with a key that was not given."""
+    BROKEN = "broken"
+    """Its events are not what was signed, or some are missing, or stand in another place."""
+
 
 MAX_FAMILY: Final = 100
 """Runs that go on from each other, of which a list is made."""
-
-TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class Index:
         """Return the trust in a stretch of events."""
         walked = self._walked.get(chain)
         if walked is not None and walked[0] <= first and last <= walked[1]:
-            return VERIFIED
+            return Trust.VERIFIED
         rows = self._db.execute(
             f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n",
             (chain, last, PRUNED),
@@ -176,17 +180,17 @@ class Index:
             head = head_of(self._log, row)
             verifier = self._verifiers.get(head.key) if head is not None else None
             if head is None or (verifier is not None and not head.is_signed_by(verifier)):
-                return BROKEN
+                return Trust.BROKEN
             if verifier is None:
                 unknown = unknown or head
                 continue
             if not self._is_linked(chain, first, head):
-                return BROKEN
+                return Trust.BROKEN
             self._walked[chain] = (first, head.seq)
-            return VERIFIED
+            return Trust.VERIFIED
         if unknown is not None:
-            return UNVERIFIED if self._is_linked(chain, first, unknown) else BROKEN
-        return UNSIGNED if self._is_linked(chain, first, None) else BROKEN
+            return Trust.UNVERIFIED if self._is_linked(chain, first, unknown) else Trust.BROKEN
+        return Trust.UNSIGNED if self._is_linked(chain, first, None) else Trust.BROKEN
 
     def _is_linked(self, chain: str, first: int, head: Head | None) -> bool:
         """True when each event from one on names the one before it, up to that of a head or to the last."""
@@ -216,14 +220,14 @@ class Index:
         last = self._db.execute("SELECT min(n), max(n), count(*) FROM event WHERE writer = ? AND run = ?", (chain, seq))
         first_n, last_n, count = last.fetchone()
         if first_n != seq or not count:
-            return RunSummary(*(*_typed(row), BROKEN))
+            return RunSummary(*(*_typed(row), Trust.BROKEN))
         trust = self._trust(chain, seq, last_n)
         try:
             row, is_same = self._told(row, chain, seq, last_n)
         except ValueError:
             row, is_same = _typed(row), False
         if not is_same:
-            trust = BROKEN
+            trust = Trust.BROKEN
         id = row[0]
         if len(self._db.execute("SELECT 1 FROM run WHERE id = ? LIMIT 2", (id,)).fetchall()) > 1:
             id = f"{chain}:{seq}"
@@ -304,8 +308,8 @@ class Index:
         with store.translated(self.path):
             summaries = [self._summary(row) for row in found]
         if len(exact) > 1:  # anybody who can write there can add a run with an id that is taken
-            best = min(TRUSTS.index(each.trust) for each in summaries)
-            summaries = [each for each in summaries if each.trust == TRUSTS[best]]
+            best = min([*Trust].index(Trust(each.trust)) for each in summaries)
+            summaries = [each for each in summaries if each.trust == [*Trust][best]]
         if len(summaries) > 1:
             named = ", ".join(f"{run.id} ({run.trust})" for run in summaries[:10])
             raise UsageError(f"several runs {'have the id' if exact else 'begin with'} {id!r}: {named}")
@@ -438,7 +442,7 @@ class Index:
             "scripts": scripts,
             "wall_s": wall_s,
             "cpu_s": cpu_s,
-            "trust": {name: trusts[name] for name in TRUSTS if trusts[name]},
+            "trust": {name: trusts[name] for name in Trust if trusts[name]},
             "outcomes": outcomes,
             "days": days,
             "tools": tool_table(rows),

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,12 +21,7 @@ from rich.text import Text
 
 from toolcell.audit import (
     ABORTED,
-    BROKEN,
-    TRUSTS,
     UNFINISHED,
-    UNSIGNED,
-    UNVERIFIED,
-    VERIFIED,
     WHERE_KEYS_ARE,
     BadInput,
     Filter,
@@ -35,6 +30,7 @@ from toolcell.audit import (
     RecordedRun,
     Report,
     RunSummary,
+    Trust,
     Verifier,
     default_key_path,
     json_line,
@@ -169,8 +165,8 @@ class FilterFlags:
         """
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise UsageError(f"--outcome {self.outcome!r}: want one of {', '.join(OUTCOMES)}")
-        if self.trust is not None and self.trust not in TRUSTS:
-            raise UsageError(f"--trust {self.trust!r}: want one of {', '.join(TRUSTS)}")
+        if self.trust is not None and self.trust not in [*Trust]:
+            raise UsageError(f"--trust {self.trust!r}: want one of {', '.join(Trust)}")
         return Filter(
             trust=self.trust,
             since_ns=parse_time(self.since) if self.since else None,
@@ -210,12 +206,17 @@ BAR_CELLS = 28
 MAX_FINDINGS = 50
 ID_CHARS = 12
 
-TRUST_STYLES = {VERIFIED: "green", UNSIGNED: "yellow", UNVERIFIED: "yellow", BROKEN: "bold red"}
-TRUST_TEXTS = {
-    VERIFIED: "verified",
-    UNSIGNED: "unsigned: no signature covers its end yet",
-    UNVERIFIED: "unverified: the key that signed it was not given (--key)",
-    BROKEN: "broken: this is not what was signed; `toolcell audit verify` says where",
+TRUST_STYLES: Final[Mapping[str, str]] = {
+    Trust.VERIFIED: "green",
+    Trust.UNSIGNED: "yellow",
+    Trust.UNVERIFIED: "yellow",
+    Trust.BROKEN: "bold red",
+}
+TRUST_TEXTS: Final[Mapping[str, str]] = {
+    Trust.VERIFIED: "verified",
+    Trust.UNSIGNED: "unsigned: no signature covers its end yet",
+    Trust.UNVERIFIED: "unverified: the key that signed it was not given (--key)",
+    Trust.BROKEN: "broken: this is not what was signed; `toolcell audit verify` says where",
 }
 
 MAX_TIME_NS = 253_000_000_000 * 10**9
@@ -489,7 +490,7 @@ def show_stats(stats: Mapping[str, Any], console: Console) -> None:
         return
     console.print()
     trusts = ", ".join(f"{count} {name}" for name, count in stats["trust"].items())
-    console.print(Text(trusts, "bold red" if stats["trust"].get(BROKEN) else "dim"))
+    console.print(Text(trusts, "bold red" if stats["trust"].get(Trust.BROKEN) else "dim"))
     console.print()
     for outcome, count in stats["outcomes"].items():
         cells = max(1, round(count / runs * BAR_CELLS))

@@ -26,11 +26,12 @@ from mcp_types import (
 
 from toolcell.calls.checker_process import find_problem
 from toolcell.calls.finalize import strict_json
+from toolcell.calls.result import Part
 from toolcell.mcp.structure import MAX_BLOCKS, MAX_ELEMENTS
 from toolcell.support.exact_json import json_start
 from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.host_work import HostWork
-from toolcell.tools import File, Part, Text, ToolResult
+from toolcell.tools import File, Text, ToolResult
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""

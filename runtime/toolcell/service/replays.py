@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from toolcell.audit import VERIFIED
+from toolcell.audit import Trust
 from toolcell.config import Limits, PoolConfig
 from toolcell.control import Replay, replay, runtime_options
 from toolcell.errors import UsageError
@@ -71,7 +71,7 @@ def bounded(run: RecordedRun, trust: str, most: Limits, packages: Collection[str
     Raises:
         UsageError: the run needs packages, and its record is not verified.
     """
-    if trust != VERIFIED and not set(runtime_options(run)["packages"]) <= set(packages):
+    if trust != Trust.VERIFIED and not set(runtime_options(run)["packages"]) <= set(packages):
         raise UsageError(f"the run needs packages, and its record is {trust}: only of verified runs are they installed")
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
     limits = {name: _lower(value, getattr(most, name)) for name, value in known.items()}

@@ -11,10 +11,10 @@ __all__ = [
     "CODE_SCHEMA", "CODE_TEXT", "CODE_TOOL", "DETAILS", "FOUND", "MAX_FOUND", "MAX_STEPS", "MAX_VALUE_CHARS",
     "NEEDS_APPROVAL", "SEARCH_TOOL", "SHOWN_CHARS", "AgentTool", "Approvals", "Approve", "Block", "Budget", "Call",
     "CallPolicy", "CodeRuntime", "Deny", "Edit", "ErrorCode", "Event", "EventBus", "ExecuteCode", "Feature",
-    "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "Part", "RegisteredTool",
+    "File", "FunctionTool", "Hook", "Image", "Invoke", "JobTable", "Origin", "Override", "RegisteredTool",
     "RegistrySettings", "RegistryState", "Rewrite", "RunContext", "SavedScript", "Secrets",
-    "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
-    "ToolDescriptionWarning", "ToolFailure", "ToolObject", "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec",
+    "Status", "Substitute", "Text", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
+    "ToolDescriptionWarning", "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec",
     "abandoned_threads", "approval_hook", "check_arguments", "check_code_runtime",
     "check_shown_chars", "code_result", "code_spec", "compile_tool", "current_context", "decode_tool_call",
     "describe_code", "describe_failure", "described_sandbox", "ends_run", "flows_of", "function_spec", "is_async",
@@ -44,14 +44,12 @@ if TYPE_CHECKING:
     from toolcell.calls.events import Event, EventBus
     from toolcell.calls.hooks import approval_hook
     from toolcell.calls.options import CallPolicy, Origin, ToolOptions
-    from toolcell.calls.result import ErrorCode, File, Image, Part, Status, Text, TokenUsage, ToolFailure, ToolResult
+    from toolcell.calls.result import ErrorCode, File, Image, Status, Text, ToolResult
     from toolcell.calls.run_state import Budget, JobTable, Secrets
     from toolcell.tools.adapters import (
         AgentTool,
         FunctionTool,
-        SimpleTool,
         Tool,
-        ToolObject,
         function_spec,
         is_async,
         keyword_invoke,
@@ -104,11 +102,10 @@ else:
             "toolcell.calls.hooks": "approval_hook",
             "toolcell.calls.arguments": "ToolCall decode_tool_call",
             "toolcell.calls.options": "CallPolicy Origin ToolOptions",
-            "toolcell.calls.result": "ErrorCode File Image Part Status Text TokenUsage ToolFailure ToolResult",
+            "toolcell.calls.result": "ErrorCode File Image Status Text ToolResult",
             "toolcell.calls.run_state": "Budget JobTable Secrets",
             "toolcell.tools.adapters": (
-                "AgentTool FunctionTool SimpleTool Tool ToolObject function_spec is_async keyword_invoke "
-                "positional_spec with_options"
+                "AgentTool FunctionTool Tool function_spec is_async keyword_invoke positional_spec with_options"
             ),
             "toolcell.tools.code": (
                 "CODE_SCHEMA CODE_TEXT CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL CodeRuntime ExecuteCode "

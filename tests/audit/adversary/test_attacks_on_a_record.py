@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, HmacKey, Index, records
+from toolcell.audit import HmacKey, Index, Trust, records
 from toolcell.audit.chain_check import (
     BAD_PRUNE,
     BAD_SIGNATURE,
@@ -196,7 +196,7 @@ def test_each_attack_on_the_file_is_found_and_nothing_it_touched_is_shown_as_ver
     touched = {"a blob is changed", "a run is hidden", "a call is counted that was not made"}
     touched.add("a request is counted that was not sent")
     if before == set(shown) and name not in touched and not name.startswith("the end"):
-        assert set(shown.values()) - {VERIFIED} or CHAIN_MISSING in found
+        assert set(shown.values()) - {Trust.VERIFIED} or CHAIN_MISSING in found
 
 
 def test_every_event_removed_and_every_two_neighbours_swapped_are_found(filled: Ledger, tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ def test_a_run_that_somebody_adds_is_never_signed_or_shown_as_verified(filled: L
                 chain, n, n, salt, body, last.record_hash, own)  # fmt: skip
     filled.rows("INSERT INTO run SELECT writer, ?, 'forged', kind, 1, NULL, 'unfinished', sha256, user, session, title, "
                 "0, 0, NULL, NULL, NULL, NULL, NULL, NULL FROM run WHERE writer = ? LIMIT 1", n, chain)  # fmt: skip
-    assert filled.trusts()["forged"] == UNSIGNED
+    assert filled.trusts()["forged"] == Trust.UNSIGNED
     assert NOT_CLOSED in kinds(filled, strict=True)
     filled.fill(1)  # the next writer signs its own chain alone
-    assert filled.trusts()["forged"] == UNSIGNED
+    assert filled.trusts()["forged"] == Trust.UNSIGNED
 
 
 def test_another_key_or_none_verifies_nothing_and_is_named(filled: Ledger) -> None:
@@ -283,7 +283,7 @@ def test_another_key_or_none_verifies_nothing_and_is_named(filled: Ledger) -> No
     assert report.is_unchecked and {finding.kind for finding in report.findings} == {UNKNOWN_KEY}
     assert filled.key.key_id in report.findings[0].message
     with Index(filled.path, [other]) as index:
-        assert {run.trust for run in index.runs()} == {UNVERIFIED}
+        assert {run.trust for run in index.runs()} == {Trust.UNVERIFIED}
 
 
 def test_heads_that_were_handed_elsewhere_contradict_a_record_that_was_put_back_replaced_or_written_anew(
@@ -361,15 +361,15 @@ def test_a_run_with_an_id_that_is_taken_does_not_hide_the_genuine_one(ledger: Le
     with ledger.opened(key=HmacKey.generate()) as recorder:
         ledger.run(recorder, "forged = 1", context=RunContext(run_id="mine"))
     with Index(ledger.path, [ledger.key]) as index:
-        assert index.find("mine").trust == VERIFIED
-        assert {run.trust for run in index.runs()} == {VERIFIED, UNVERIFIED}
+        assert index.find("mine").trust == Trust.VERIFIED
+        assert {run.trust for run in index.runs()} == {Trust.VERIFIED, Trust.UNVERIFIED}
 
 
 def test_a_run_whose_events_changed_is_broken_and_is_not_shown(filled: Ledger) -> None:
     other_program(filled)
     with Index(filled.path, [filled.key]) as index:
         (broken, _) = [run for run in index.runs() if run.title == "set_result(7)"]
-        assert broken.trust == BROKEN
+        assert broken.trust == Trust.BROKEN
         with pytest.raises(AuditError, match="was changed"):
             index.load(broken)
 

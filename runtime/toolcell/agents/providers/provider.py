@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from toolcell.calls.arguments import unique_ids
-from toolcell.calls.result import NO_USAGE
+from toolcell.calls.result import NO_USAGE, TokenUsage
 from toolcell.errors import ToolcellError
 from toolcell.support.text import whole_characters
-from toolcell.tools import TokenUsage, ToolCall, ToolDefinition
+from toolcell.tools import ToolCall, ToolDefinition
 
 Message = dict[str, Any]
 """Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""

@@ -10,12 +10,12 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
-from toolcell.audit import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, visible
+from toolcell.audit import Trust, visible
 from toolcell.support.text import cut_text, one_line
 from toolcell.support.times import time_of
 from toolcell_bridge.guest.pictures import picture_type
 
-TRUST_CLASS: Final = {VERIFIED: "good", UNSIGNED: "warn", UNVERIFIED: "warn", BROKEN: "bad"}
+TRUST_CLASS: Final = {Trust.VERIFIED: "good", Trust.UNSIGNED: "warn", Trust.UNVERIFIED: "warn", Trust.BROKEN: "bad"}
 _GOOD: Final = frozenset({"ok", "pending", "collected"})
 _OPEN: Final = frozenset({"unfinished", "suspended"})
 MAX_TEXT_CHARS: Final = 20_000

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from toolcell.audit import ABORTED, TRUSTS, UNFINISHED, Filter, Index, RunSummary
+from toolcell.audit import ABORTED, UNFINISHED, Filter, Index, RunSummary, Trust
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 from toolcell.service.viewer.site import Visit, page
@@ -47,7 +47,7 @@ def wanted_of(params: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
         UsageError: a value is not one of the possible ones.
     """
     asked = {name: value[:200] for name in FIELDS if (value := params.get(name, "").strip())}
-    for name, known in (("outcome", OUTCOMES), ("trust", TRUSTS)):
+    for name, known in (("outcome", OUTCOMES), ("trust", [*Trust])):
         if name in asked and asked[name] not in known:
             raise UsageError(f"{name} {asked[name]!r}: want one of {', '.join(known)}")
     tool = asked.get("tool")
@@ -133,7 +133,7 @@ async def runs(visit: Visit) -> Response:
         "runs",
         asked=asked,
         outcomes=OUTCOMES,
-        trusts=TRUSTS,
+        trusts=[*Trust],
         total=total,
         is_newest=before is None,
         reset=address("/runs", {}),

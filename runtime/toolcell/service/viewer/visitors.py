@@ -16,7 +16,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from toolcell.audit import VERIFIED, RecordedRun
+from toolcell.audit import RecordedRun, Trust
 from toolcell.config import Limits, PoolConfig
 from toolcell.control import Replay, replay, runtime_options
 from toolcell.runtime import Runtime
@@ -159,7 +159,7 @@ class OneLog:
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
         """Run it again as its record says, if that is verified, with the backend of this viewer."""
-        run = run if trust == VERIFIED else bounded(run, trust, Limits())
+        run = run if trust == Trust.VERIFIED else bounded(run, trust, Limits())
         options = runtime_options(run)
         async with self._replays, Runtime(None, backend=self._backend, pool=PoolConfig(warm=1), **options) as runtime:
             return await replay(runtime, run)
