@@ -116,6 +116,20 @@ def test_an_exception_with_hostile_attributes_is_an_ordinary_error(run: Run) -> 
         assert (result.error.type, result.error.message.partition(";")[0]) == (kind, "x")
 
 
+def test_input_files_without_room_name_the_limit(run: Run) -> None:
+    result = run("1", files={f"{number}/x": "" for number in range(90)}, limits=Limits(inodes=100))
+
+    assert result.error is not None
+    assert (result.error.limit, result.error.limit_value) == ("inodes", 100)
+
+
+def test_a_text_in_place_of_a_files_name_costs_that_file_alone(run: Run) -> None:
+    result = run("open('a', 'w').close()\nset_result(1, files=['a', 'text of a report ' * 1000])")
+
+    assert (result.outcome, result.value) == (Outcome.OK, 1)
+    assert [file.problem for file in result.files] == [None, "missing"]
+
+
 def test_a_full_disk_is_named_with_its_limit(run: Run) -> None:
     result = run("open('x', 'w').write('x' * 10**7)", limits=Limits(disk_bytes=1 << 20))
 

@@ -193,6 +193,8 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a file and a folder": ({"files": {"x": "1", "x/y": "2"}}, "'x'", "'x/y' needs a folder of that name"),
     "a folder's name": ({"files": {"x/": "1"}}, "'x/'", "inside the workspace"),
     "a name that is too long": ({"files": {"x" * 300: "1"}}, "300 bytes", "255 are possible"),
+    "too many folders": ({"files": {"x/" * 800 + "x": "1"}}, "1601 bytes", "1000 are possible"),
+    "too many files": ({"files": {f"x{n}": "" for n in range(4097)}}, "more than 4096", "(inodes)"),
     "an odd name": ({"files": {"\udc80": "1"}}, "'\\udc80'", "not valid Unicode"),
     "odd text": ({"files": {"x": "\udc80"}}, "'x'", "not valid Unicode"),
     "an open file": ({"files": [io.BytesIO(b"x")]}, "BytesIO", "file.read()"),

@@ -484,7 +484,9 @@ REQUESTS: dict[str, tuple[Any, Any]] = {
     "token": ("resume", {"token": "x"}),
     "decision": ("resume", {"token": "x", "decisions": {"a": {"kind": "shrug"}}}),
     "draft": ("commit", {"draft": "../../x"}),
+    "no draft": ("commit", {}),
     "revert": ("revert", {"result": {}}),
+    "nothing to revert": ("revert", {}),
     "session name": ("session.open", {"name": "../x"}),
 }
 

@@ -14,6 +14,7 @@ import pytest
 from hostile.loop_silence import watched
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.errors import UsageError
+from toolcell.run import guest_files
 from toolcell.service.bodies import MAX_ERRORS, parsed_body
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import DecideRequest, ExecuteRequest, PlanRequest
@@ -91,6 +92,23 @@ def test_the_event_loop_turns_while_a_large_body_is_read(kind: str) -> None:
             await parsed_body(model, body)
 
     assert min(anyio.run(watched, read()).silent_s for _ in range(3)) < SILENT_S
+
+
+DEEP = "x/" * 2_000_000 + "x"
+FILES: dict[str, list[tuple[str, bytes]]] = {
+    "a name with many folders": [(DEEP, b"")],
+    "many names with folders": [(f"{DEEP[:970]}{number}", b"") for number in range(4_000)],
+    "many names": [(f"x{number}", b"") for number in range(10 * MANY)],
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_names_of_input_files_are_checked_in_linear_time(kind: str) -> None:
+    def check() -> None:
+        with suppress(UsageError):
+            guest_files(FILES[kind], Limits())
+
+    assert min(cpu_s(check) for _ in range(3)) < 0.2
 
 
 def test_limits_name_a_few_of_many_unknown_names_and_say_how_many_there_are() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from toolcell.tools import (
     ToolOptions,
     ToolRegistry,
     ToolResult,
+    ToolSpec,
     tool,
 )
 
@@ -216,6 +218,20 @@ async def test_plain_functions_become_tools_and_synchronous_ones_leave_the_loop_
 def test_a_description_nobody_can_choose_by_is_warned_about() -> None:
     with pytest.warns(ToolDescriptionWarning, match=r"'vague'.*shorter than 15"):
         ToolRegistry().register("vague", "Search.", EMPTY, lambda args: "")
+
+
+def test_of_a_strangers_tools_no_warning_is_made_which_python_would_keep() -> None:
+    spec = ToolSpec(
+        definition=ToolDefinition("vague", "Search.", EMPTY),
+        invoke=lambda context: ToolResult.ok(""),
+        options=ToolOptions(),
+        source=None,
+        is_foreign=True,
+    )
+    with warnings.catch_warnings(record=True) as made:
+        ToolRegistry().add(types.SimpleNamespace(to_specs=lambda: [spec]))
+
+    assert not made
 
 
 @pytest.mark.conforms("A-b4")

@@ -166,6 +166,8 @@ def _version(path: str) -> Version | None:
 
 MAX_FILE_PROBLEMS = 900
 """Files that are named as missing, wrong or too many."""
+NAME_CHARS = 1024
+"""Most characters of a name and of a problem that are sent."""
 
 
 def collect(
@@ -183,6 +185,8 @@ def collect(
             if not is_visible(name):
                 # Control characters and writing-direction marks: what saves or shows such a name is led astray.
                 name, problem = name.encode("unicode_escape").decode("ascii"), "name has unprintable characters"
+            if len(name) > NAME_CHARS:  # perhaps the content, in place of a name
+                name, problem = name[:NAME_CHARS], problem or f"name has more than {NAME_CHARS} characters"
             if problem is None and count >= files:
                 problem = f"too many files (limit {files})"
             if problem is not None:

@@ -282,7 +282,7 @@ class Runner:
         try:
             files.write(message, self._workspace, is_first)
         except (OSError, ValueError) as exc:
-            self._put_error = f"input file {message.path!r}: {exc}"
+            self._put_error = f"input file {message.path!r}: {exc}{errors.cure_of(exc, '')}"
         if message.last and message.path not in self._inputs:
             self._inputs.append(message.path)
 

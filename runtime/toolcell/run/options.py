@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import errno
 import inspect
+import itertools
 import os
 import posixpath
 import stat
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, TypedDict, get_args
 
 import anyio
@@ -142,6 +143,8 @@ FileInput = str | os.PathLike[str] | tuple[str, FileContent] | GuestFile
 
 MAX_PART_BYTES = 255
 """Most bytes of one part of a name. Source: NAME_MAX of Linux."""
+MAX_NAME_BYTES = 1000
+"""Most bytes of a name with its folders: Python makes folders inside one another up to 1000 deep."""
 
 
 def guest_files(
@@ -168,32 +171,32 @@ def guest_files(
     return files
 
 
-def _check_names(files: Iterable[GuestFile]) -> None:
-    seen: set[str] = set()
+def _check_names(files: Sequence[GuestFile]) -> None:
     for file in files:
         _check_name(file.name)
-        name = posixpath.normpath(file.name)
-        if name in seen:
+    # With a sign for "/" that sorts before all others, what is in a folder follows the name of that folder.
+    names = sorted(posixpath.normpath(file.name).replace("/", "\0") for file in files)
+    for first, second in itertools.pairwise(names):
+        if first == second:
+            name = second.replace("\0", "/")
             raise UsageError(f'two input files are called {name!r}; name one of them as in files=[("other", content)]')
-        seen.add(name)
-    for name in seen:
-        folder = posixpath.dirname(name)
-        while folder:
-            if folder in seen:
-                raise UsageError(f"an input file cannot be called {folder!r}: {name!r} needs a folder of that name")
-            folder = posixpath.dirname(folder)
+        if second.startswith(f"{first}\0"):
+            folder, name = first.replace("\0", "/"), second.replace("\0", "/")
+            raise UsageError(f"an input file cannot be called {folder!r}: {name!r} needs a folder of that name")
 
 
 def _check_name(name: str) -> None:
-    parts = name.split("/")
-    if not parts[-1] or posixpath.normpath(name) == "." or ".." in parts or name[0] == "/" or set(name) & {"\0", "\\"}:
-        raise UsageError(f"input file name {name!r:.80} must be a relative path inside the workspace")
     try:
-        longest = max(len(part.encode()) for part in parts)
+        encoded = name.encode()
     except UnicodeEncodeError as exc:
         raise UsageError(f"input file name {name!r:.80} is not valid Unicode") from exc
-    if longest > MAX_PART_BYTES:
-        raise UsageError(f"input file name {name!r:.80} has {longest} bytes, and {MAX_PART_BYTES} are possible")
+    is_short = len(encoded) <= MAX_NAME_BYTES
+    parts, most = (encoded.split(b"/"), MAX_PART_BYTES) if is_short else ([encoded], MAX_NAME_BYTES)
+    if (longest := max(map(len, parts))) > most:
+        raise UsageError(f"input file name {name!r:.80} has {longest} bytes, and {most} are possible")
+    is_odd = "\0" in name or "\\" in name or posixpath.normpath(name) == "."
+    if is_odd or not parts[-1] or b".." in parts or name[0] == "/":
+        raise UsageError(f"input file name {name!r:.80} must be a relative path inside the workspace")
 
 
 class _Loader:
@@ -201,7 +204,7 @@ class _Loader:
 
     def __init__(self, limits: Limits | None) -> None:
         self._limits = limits
-        self._bytes = 0
+        self._files = self._bytes = 0
 
     def load(self, given: object) -> GuestFile:
         """Make a workspace file from a path on the host, or from (name, content)."""
@@ -214,7 +217,12 @@ class _Loader:
                 file = GuestFile(os.path.basename(os.fspath(given)), self._read(given))
             case _:
                 raise UsageError(_not_a_file(given))
-        self._bytes += len(file.data)
+        self._files, self._bytes = self._files + 1, self._bytes + len(file.data)
+        if self._limits is not None and self._files > (most := self._limits.inodes):
+            raise UsageError(
+                f"there is no room for more than {most} input files: a sandbox has {most} files and folders (inodes); "
+                "give an archive, or fewer files"
+            )
         return file
 
     def _check_room(self, name: str, size: int) -> None:

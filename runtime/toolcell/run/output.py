@@ -19,7 +19,7 @@ from toolcell.run.options import Callbacks
 from toolcell.run.run import Run, Sink
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell.support.text import for_terminal
-from toolcell_bridge.guest.files import MAX_FILE_PROBLEMS, media_type
+from toolcell_bridge.guest.files import MAX_FILE_PROBLEMS, NAME_CHARS, media_type
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.invisible import is_visible
 from toolcell_bridge.wire.messages import (
@@ -157,9 +157,6 @@ def _merged(entries: list[tuple[int, Stream, str]]) -> list[LogEntry]:
     """Put neighbours of the same stream together."""
     runs = itertools.groupby(entries, key=lambda entry: entry[1])
     return [LogEntry(stream, "".join(text for _, _, text in run)) for stream, run in runs]
-
-
-NAME_CHARS = 1024
 
 
 PROBLEMS = MAX_FILE_PROBLEMS + 100

@@ -240,7 +240,8 @@ class ToolRegistry:
         tools = [compile_tool(spec, coercion=settings.coercion, extras=settings.extras) for spec in specs]
         self._put(tools, replace)
         for tool in tools:
-            warn_about_description(tool.definition)
+            if not tool.spec.is_foreign:  # Python keeps each warning for good, and strangers have many tools
+                warn_about_description(tool.definition)
 
     def _put(self, new: Sequence[RegisteredTool], replace: bool) -> None:
         with self._lock:

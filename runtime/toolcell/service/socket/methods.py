@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from toolcell.config import Limits
 from toolcell.errors import SessionError, UsageError
-from toolcell.run import RunKwargs, RunOptions, SessionRunKwargs, guest_files
+from toolcell.run import RunKwargs, RunOptions, SessionRunKwargs
 from toolcell.runtime import Runtime
 from toolcell.service.authentication import check_may
 from toolcell.service.principal import Principal, Scope
@@ -104,7 +104,7 @@ class CallerSession:
         own = {
             "source": given.take("source", str),
             "inputs": given.take("inputs", dict),
-            "files": guest_files(given.files()),
+            "files": given.files(),
             "limits": given.limits(most or self.runtime.limits),
             "dry_run": given.take("dry_run", bool, default=False),
         }

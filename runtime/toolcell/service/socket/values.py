@@ -195,8 +195,10 @@ def reference_to(result: object) -> dict[str, Any]:
     return plain
 
 
-def referred(plain: Mapping[str, Any]) -> Any:
-    """Return a result that stands for the one that a caller handed back."""
+def referred(plain: Mapping[str, Any] | None) -> Any:
+    """Return a result that stands for the one that a caller handed back; None if there is none."""
+    if plain is None:
+        return None
     run_id, journal_id = _text(plain, "run_id"), _text(plain, "journal_id")
     match plain.get("kind"):
         case "result":
