@@ -659,13 +659,6 @@ def run_with(cluster: FakeKubernetes, *command: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_command_line_checks_a_pool(filled: FakeKubernetes) -> None:
-    done = run_with(filled, sys.executable, "-m", "toolcell", "kubernetes", "check")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "the pool 'toolcell' starts sandboxes"), done.stderr
-    done = run_with(filled, sys.executable, "-m", "toolcell", "kubernetes", "check", "--pool", "none", "--json")
-    assert (done.returncode, json.loads(done.stdout)["ok"]) == (3, False)
-
-
 def test_the_example_runs(filled: FakeKubernetes) -> None:
     done = run_with(filled, sys.executable, str(EXAMPLES / "kubernetes_pods.py"))
     assert done.stdout.startswith("[300, 600, 700]\n"), done.stdout + done.stderr

@@ -277,13 +277,6 @@ def test_a_wrong_option_of_manifest_is_named(flags: list[str], said: str) -> Non
     assert "Traceback" not in refused.stderr
 
 
-def test_a_layer_that_check_may_not_go_without_is_named() -> None:
-    command = [sys.executable, "-m", "toolcell", "kubernetes", "check", "--without", "walls"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "the layers are" in refused.stderr and "landlock" in refused.stderr
-
-
 @pytest.mark.anyio
 async def test_the_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "k8s_agent_sandbox.async_k8s_helper", None)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import toolcell_bridge
 from toolcell._version import FOLDER
-from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, doctor_ray, exits
+from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, exits
 from toolcell.cli.flags import command
 from toolcell.cli.terminal import output, safe, size, stdout
 from toolcell.config import PROFILES, Layer, Limits, Profile
@@ -48,10 +48,6 @@ def doctor(
         str | None, typer.Option(metavar="LAYER,...", help="Layers that must be live, instead of the default set.")
     ] = None,
     profile: Annotated[Profile, typer.Option("--profile", help="The profile that must run.")] = "full",
-    ray: Annotated[
-        str | None,
-        typer.Option("--ray", metavar="ADDRESS", help="Check the nodes of this Ray cluster; auto finds it."),
-    ] = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Write the AppArmor profile that gives this interpreter user namespaces.")
     ] = False,
@@ -62,10 +58,6 @@ def doctor(
         told = doctor_apparmor.write()
         output({"ok": True, "done": told}, as_json, lambda: stdout().print(safe(told)))
         return
-    if ray is not None:
-        cluster = doctor_ray.examine(ray, required_layers(require))
-        output(cluster, as_json, lambda: doctor_ray.show(cluster))
-        raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
     from toolcell.sandbox.process import probe_all
     from toolcell_bridge.entry.immortal_heap import why_mortal
 

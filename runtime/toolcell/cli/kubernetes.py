@@ -1,26 +1,22 @@
-"""`toolcell kubernetes`: what a cluster needs for `KubernetesBackend`, and whether its pool starts sandboxes."""
+"""`toolcell kubernetes`: what a cluster needs for `KubernetesBackend`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import anyio
 import typer
 
-from toolcell.cli import exits
 from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.flags import AsJson, group
-from toolcell.cli.terminal import output, print_json, safe, stdout
-from toolcell.config import CONTAINER_LAYERS, Limits
-from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.cli.terminal import output
+from toolcell.config import Limits
+from toolcell.errors import UsageError
 from toolcell.support.checks import brief
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 
 The cluster needs agent-sandbox (kubernetes-sigs/agent-sandbox) with its extensions.
 """
-
-EPILOG = f"Exit status of `check`: {exits.OK} a sandbox started, {exits.UNAVAILABLE} none did."
 
 Pool = Annotated[str, typer.Option("--pool", metavar="NAME", help="Name of the SandboxWarmPool and its template.")]
 
@@ -78,47 +74,4 @@ def _limits(memory: int | None, disk: int | None) -> Limits:
         raise UsageError(as_flag(exc).replace("-bytes", "", 1)) from exc
 
 
-def check(
-    pool: Pool = "toolcell",
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Namespace of the pool [default: that of the context].")
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option("--without", metavar="LAYER", help="Do not require this layer: landlock under gVisor."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Start a sandbox in a pod of the pool, run a script in it, and show its isolation."""
-    if unknown := sorted(set(without or ()) - CONTAINER_LAYERS):
-        raise UsageError(f"--without {unknown[0]!r}: the layers are {', '.join(sorted(CONTAINER_LAYERS))}")
-    found = anyio.run(_check, pool, namespace, context, frozenset(without or ()))
-    if as_json:
-        print_json(found)
-    elif found["ok"]:
-        for name, detail in sorted(found["layers"].items()):
-            stdout().print(safe(f"{name:14} {detail}"), soft_wrap=True)
-        stdout().print(safe(f"the pool {pool!r} starts sandboxes"), soft_wrap=True)
-    else:
-        stdout().print(safe(f"the pool {pool!r} starts no sandbox: {found['problem']}"), soft_wrap=True)
-    raise typer.Exit(exits.OK if found["ok"] else exits.UNAVAILABLE)
-
-
-async def _check(pool: str, namespace: str | None, context: str | None, without: frozenset[str]) -> dict[str, Any]:
-    from toolcell.config import Policy, PoolConfig
-    from toolcell.runtime import Runtime
-    from toolcell.sandbox.kubernetes import KubernetesBackend
-
-    policy = Policy(profile="container", require=CONTAINER_LAYERS - without)
-    backend = KubernetesBackend(pool, namespace=namespace, context=context, policy=policy)
-    try:
-        async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
-            result = await runtime.execute_code("6 * 7")
-    except SandboxUnavailable as exc:
-        return {"ok": False, "problem": str(exc), "layers": {}}
-    problem = "" if result.ok else str(result.error.message if result.error is not None else result.outcome)
-    return {"ok": result.ok, "problem": problem, "layers": dict(result.isolation.layers)}
-
-
-register = group(SUMMARY, {"manifest": manifest, "check": check}, epilog=EPILOG)
+register = group(SUMMARY, {"manifest": manifest})
