@@ -17,7 +17,7 @@ from toolcell.errors import SessionError, UsageError
 from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
 from toolcell.sandbox.backend import LimitExceeded, Sample
-from toolcell.sandbox.forked import SupervisedSandbox
+from toolcell.sandbox.process.contained_backend import ContainedSandbox
 from toolcell.sessions.meter import since
 
 WARM = PoolConfig(warm=1)
@@ -111,7 +111,7 @@ def test_a_session_goes_on_after_a_limit_in_time_or_output_and_after_nothing_els
 def test_a_session_of_the_container_profile_is_interrupted_and_ends_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(SupervisedSandbox, "interrupted_s", 60.0)  # for a busy machine
+    monkeypatch.setattr(ContainedSandbox, "interrupted_s", 60.0)  # for a busy machine
     with SyncRuntime(policy=Policy(profile="container"), pool=WARM) as runtime, runtime.session() as session:
         assert session.execute_code("x = 41").ok
         late = session.execute_code("while True: x += 0", limits=Limits(wall_s=0.2))

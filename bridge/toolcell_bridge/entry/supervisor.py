@@ -49,9 +49,6 @@ from toolcell_bridge.isolation.syscalls import (
     syscall,
 )
 
-WORKSPACE_FD = BRIDGE + 1
-"""A descriptor of the sandbox's own directory."""
-
 DIRECTORIES = ("work", "tmp", "shm")
 
 OOM_SCORE = b"500"
@@ -259,7 +256,7 @@ def _become_guest(
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
         _prefer_in_oom_killer()
         writable = _enter_directories(slot)
-        layers = isolation.apply(slot.rlimits, writable, WORKSPACE_FD + 1)
+        layers = isolation.apply(slot.rlimits, writable, BRIDGE + 1)
         if isolation.signals_kept_by == "landlock":
             layers["landlock"] += ", signals and abstract sockets kept inside"
         guest(layers, writable[0])
@@ -297,8 +294,7 @@ def _enter_directories(slot: SandboxSlot) -> tuple[str, ...]:
         os.mkdir(path, 0o700)
     os.chdir(writable[0])
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    inside = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for source, target in ((null, 0), *zip(slot.streams, (BRIDGE, 1, 2), strict=True), (inside, WORKSPACE_FD)):
+    for source, target in ((null, 0), *zip(slot.streams, (BRIDGE, 1, 2), strict=True)):
         os.dup2(source, target, inheritable=target < BRIDGE)
     return writable
 

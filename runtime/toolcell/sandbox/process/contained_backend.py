@@ -7,11 +7,13 @@ container. Landlock and seccomp keep them from these; tests/PROMISES.md says wha
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
@@ -21,14 +23,14 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Backend, Exit, Sample
-from toolcell.sandbox.forked import SupervisedSandbox, SupervisorChannel
+from toolcell.sandbox.backend import INTERRUPTED_S, Backend, Exit, Sample, Sandbox
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process import root_filesystem
 from toolcell.sandbox.process.contained_zygote import ContainedProcess, ContainedZygote
 from toolcell.sandbox.shortages import check_layers
-from toolcell.sandbox.stream import open_pipe
+from toolcell.sandbox.stream import SocketStream, open_pipe, read_available
 from toolcell_bridge.entry.process_usage import ProcessUsage
+from toolcell_bridge.entry.supervisor_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
@@ -52,21 +54,34 @@ def rlimits_for(limits: Limits) -> RlimitPlan:
     return plan_rlimits(limits, SHARED_ID_PROCESSES, is_counted=False)
 
 
-class ContainedSandbox(SupervisedSandbox):
+class ContainedSandbox(Sandbox):
     """One guest and its supervisor."""
 
     def __init__(
         self,
         child: ContainedProcess,
         zygote: ContainedZygote,
-        channel: SupervisorChannel,
+        *,
+        bridge: socket.socket,
+        raw_output: Sequence[int],
+        control_pipe: int,
         usage: ContainedUsage,
         limits: Limits,
         required: frozenset[str],
     ) -> None:
-        super().__init__(child, channel, ident=f"c{child.number}", limits=limits, required=required)
-        self._child, self._zygote, self._channel, self._usage = child, zygote, channel, usage
+        self._child, self._zygote, self._usage = child, zygote, usage
+        self._raw_output, self._control_pipe = tuple(raw_output), control_pipe
+        self._hangup = select.poll()
+        self._hangup.register(bridge, select.POLLRDHUP)
+        self._is_closed = False
+        self._closing = threading.Lock()
         self._sample = Sample()
+        self._required = required
+        self._is_killed = False
+        self.id = f"c{child.number}"
+        self.stream: SocketStream = SocketStream(bridge)
+        self.limits = limits
+        self.layers: Mapping[str, str] = {}
         self.backend = "process"
 
     def accept(self, layers: Mapping[str, str]) -> None:
@@ -75,13 +90,60 @@ class ContainedSandbox(SupervisedSandbox):
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        check_layers(self.required, layers, {})
+        check_layers(self._required, layers, {})
         self.layers = dict(layers)
+
+    def is_alive(self) -> bool:
+        """Return False once its end is known."""
+        return not (self._child.is_over or self._is_killed or self._is_closed or self._hangup.poll(0))
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its rlimits to those of its run. The run's monitor enforces the other limits."""
         if limits is not self.limits:
             await self._zygote.lower(self._child, asdict(rlimits_for(limits)))
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
+        if self._is_closed:
+            return b"", b""
+        return read_available(self._raw_output[0]), read_available(self._raw_output[1])
+
+    def _tell(self, word: bytes) -> bool:
+        """Write to the supervisor's control pipe. Return False when the supervisor is gone."""
+        self.stream.expect_nothing()
+        try:
+            return not self._is_closed and os.write(self._control_pipe, word) > 0
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Have the supervisor kill every process inside, without waiting."""
+        self._is_killed = True
+        self._tell(KILL)
+
+    def kill_now(self) -> None:
+        """Have the supervisor kill it, from another thread."""
+        with self._closing, suppress(OSError):
+            if not self._is_closed:
+                os.write(self._control_pipe, KILL)
+
+    def ask_line(self) -> bool:
+        """Have the supervisor ask the script which line it is at."""
+        return self._tell(ASK)
+
+    interrupted_s = INTERRUPTED_S
+
+    def interrupt(self) -> None:
+        """Have the supervisor interrupt the script of a session."""
+        self._tell(INTERRUPT)
+
+    async def pause(self) -> bool:
+        """Have the supervisor stop every process inside until `unpause` or the end."""
+        return self.is_alive() and self._tell(FREEZE)
+
+    async def unpause(self) -> None:
+        """Let everything run again."""
+        self._tell(THAW)
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure its process tree now."""
@@ -110,7 +172,7 @@ class ContainedSandbox(SupervisedSandbox):
                 with anyio.move_on_after(REPORT_S) as scope:
                     await child.changed.wait()
                 if scope.cancelled_caught:
-                    if self.is_killed and child.is_stopped:
+                    if self._is_killed and child.is_stopped:
                         child.end_by_force()
                     self._zygote.note_exit(child)
         return child.end or Exit(problem=child.problem or "its supervisor did not report how it ended")
@@ -122,12 +184,22 @@ class ContainedSandbox(SupervisedSandbox):
         """
         self.kill()
         await self.ended()
-        self._channel.close()
+        self._close()
         self._usage.forget(self._child.number)
         if self._child.end is None:
             self._child.end_by_force()
         if not self._child.is_over:
             self._zygote.abort()
+
+    def _close(self) -> None:
+        """Close all descriptors, which ends the sandbox."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.stream.close()
+            for descriptor in (*self._raw_output, self._control_pipe):
+                os.close(descriptor)
 
 
 FRESH_S = 0.02
@@ -242,9 +314,15 @@ class ContainedBackend(Backend):
             }
             child = await zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, guest_control])
             ours.pop_all()
-        channel = SupervisorChannel(bridge, (out, err), control)
         return ContainedSandbox(
-            child, zygote, channel=channel, usage=self._usage, limits=limits, required=self.policy.require
+            child,
+            zygote,
+            bridge=bridge,
+            raw_output=(out, err),
+            control_pipe=control,
+            usage=self._usage,
+            limits=limits,
+            required=self.policy.require,
         )
 
     async def _living_zygote(self, frame_bytes: int) -> ContainedZygote:

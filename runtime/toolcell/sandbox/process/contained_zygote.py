@@ -18,11 +18,10 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.process_watch import signal_all, tree_of
 from toolcell.sandbox.process.root_filesystem import InPlace
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
 from toolcell.sandbox.shortages import unavailable
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 

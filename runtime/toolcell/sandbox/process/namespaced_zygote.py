@@ -18,10 +18,9 @@ import anyio
 import msgpack
 
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import hashing, start
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
 from toolcell.sandbox.shortages import describe
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, MARSHAL_FORMAT
 from toolcell_bridge.guest.own_signals import ENDED_BY

@@ -21,7 +21,7 @@ import anyio
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.forked import ForkedSandbox
+from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
 from toolcell.sandbox.shortages import IsolationRefused, unavailable
 from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
@@ -54,6 +54,45 @@ ENVIRONMENT = {
     "PYTHONMALLOC": "pymalloc",
 }
 """Environment of the zygote while it preloads. A guest gets another environment."""
+
+
+class ForkedSandbox:
+    """One sandbox, as reported by its zygote."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.has_started = False
+        self.is_lowered = True
+        """It has the rlimits that were last asked for."""
+        self.problem = ""
+        """Why it was not started, or why nobody will report its end."""
+        self.end: Exit | None = None
+        self.changed = ChangeEvent()
+
+    @property
+    def is_over(self) -> bool:
+        """Its end is known, or nobody can report it any more."""
+        return self.end is not None or bool(self.problem)
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a change."""
+        self.changed.notify()
+
+    def fail(self, problem: str) -> None:
+        """Record why nobody will report its end."""
+        self.problem = problem or "for a reason that was not told"
+        self.notify()
+
+
+def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = "") -> Exit:
+    """Return how a process ended whose wait status was reported; -1: it was not among those reaped.
+
+    Not `os.waitstatus_to_exitcode`: a host may get any number.
+    """
+    if status < 0:
+        return Exit(cpu_s=cpu_s, peak_memory_bytes=peak_memory_bytes, problem=problem)
+    number, code = status & 0x7F, status >> 8 & 0xFF
+    return Exit(number or None, None if number else code, cpu_s, peak_memory_bytes, problem)
 
 
 Child = TypeVar("Child", bound=ForkedSandbox)
