@@ -25,8 +25,8 @@ import pytest
 import machine
 
 hypothesis.settings.register_profile(
-    "toolcell", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)  # both judge by the clock, and the machine may be busy
+    "toolcell", max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # the last two judge by the clock, and the machine may be busy
 hypothesis.settings.register_profile(
     "quick", hypothesis.settings.get_profile("toolcell"), max_examples=20, derandomize=True
 )
