@@ -39,14 +39,13 @@ from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
-    from toolcell.control.decisions import ResumeDecision
     from toolcell.control.draft import Approved, Draft
     from toolcell.control.dry_runs import DryRuns
     from toolcell.control.kept_drafts import EffectDecision
     from toolcell.control.map_stream import OnError, RunMap
-    from toolcell.control.plans import PlanRuns
+    from toolcell.control.plans import PlanRows, PlanRuns
     from toolcell.control.resumption import Resumption
-    from toolcell.control.steps_of_plans import PlanRows
+    from toolcell.control.suspension import ResumeDecision
     from toolcell.journal.store import JournalStore
     from toolcell.quotas import Quotas
     from toolcell.results.effects import CommitResult, Preflight, RevertResult

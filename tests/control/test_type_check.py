@@ -24,10 +24,9 @@ from toolcell import (
 )
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.control import Approve, type_checkers
-from toolcell.control.type_check import TypeChecker, read_findings
+from toolcell.control import Approve, type_check
+from toolcell.control.type_check import MAX_CHECKERS, SCRIPT, TypeChecker, read_findings
 from toolcell.control.type_check_guest import direct_calls
-from toolcell.control.type_checkers import MAX_CHECKERS, SCRIPT
 from toolcell.sandbox.process import type_checker
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
@@ -239,7 +238,7 @@ async def test_a_script_that_ends_its_checker_costs_other_checks_nothing(
     tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     await checker.findings("1", tools, None)
     [*before] = checker._checkers._alive
-    monkeypatch.setattr(type_checkers, "CHECK_S", 0.0)  # so nothing is ever in time
+    monkeypatch.setattr(type_check, "CHECK_S", 0.0)  # so nothing is ever in time
 
     [late] = await checker.findings("2", tools, None)
     monkeypatch.undo()
@@ -380,7 +379,7 @@ async def test_an_agent_warns_where_nothing_else_is_said(monkeypatch: pytest.Mon
 
 
 async def test_a_script_that_cannot_be_checked_is_refused_warned_of_or_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type_checkers, "CHECK_S", 0.0)  # so nothing is ever in time
+    monkeypatch.setattr(type_check, "CHECK_S", 0.0)  # so nothing is ever in time
     async with Runtime(searching()) as opened:
         refused = await opened.execute_code(HIDDEN, check_types="refuse")
         warned = await opened.execute_code(HIDDEN, check_types="warn")

@@ -13,7 +13,7 @@ import pytest
 import journals
 from toolcell import AuditLog, RecordConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control.kept_drafts import DRAFT_RECORDS
-from toolcell.control.map_file import MAP_RECORDS
+from toolcell.control.map_runs import MAP_RECORDS
 from toolcell.journal.database import RUN, Damaged, OpenJournal, Table, UnderWay, apply_record
 from toolcell.journal.ledger import RUN_RECORDS, Journal
 from toolcell.journal.store import JournalStore

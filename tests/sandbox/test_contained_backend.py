@@ -21,7 +21,7 @@ from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.process import contained_backend
 from toolcell.sandbox.process import zygote as zygotes
-from toolcell.sandbox.process.contained_zygote import ContainedZygote
+from toolcell.sandbox.process.contained_backend import ContainedZygote
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.supervisor import FileRoom, excess
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from toolcell.sandbox.process.namespaced_zygote import SLOTS, id_block, next_slot
+from toolcell.sandbox.process.backend import SLOTS, id_block, next_slot
 
 pytestmark = pytest.mark.quick
 
 FORKED = """
 import os
-from toolcell.sandbox.process.namespaced_zygote import next_slot
+from toolcell.sandbox.process.backend import next_slot
 
 def child():
     reads, writes = os.pipe()

@@ -21,8 +21,7 @@ from toolcell.errors import MissingPackage
 from toolcell.sandbox.kubernetes.backend import KubernetesBackend
 from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
-from toolcell.sandbox.kubernetes.pods import PodSettings, bytes_of, layers_of, memory_of, pod_template
-from toolcell.sandbox.kubernetes.weaknesses import (
+from toolcell.sandbox.kubernetes.pods import (
     CONTAINERS,
     CONTEXT,
     HARMLESS_IN_CONTAINERS,
@@ -31,6 +30,11 @@ from toolcell.sandbox.kubernetes.weaknesses import (
     HARMLESS_IN_SPEC,
     POD_CONTEXT,
     SPEC,
+    PodSettings,
+    bytes_of,
+    layers_of,
+    memory_of,
+    pod_template,
     weaknesses,
 )
 

@@ -13,7 +13,7 @@ import pytest
 
 from rows import each_row
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.namespaced_zygote import NamespacedZygote
+from toolcell.sandbox.process.backend import NamespacedZygote
 from toolcell_bridge.entry.launcher import FAILED
 
 SETTINGS = b"settings"

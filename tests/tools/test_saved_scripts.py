@@ -124,7 +124,7 @@ async def test_a_run_that_was_suspended_and_a_repair_do_not_run_a_finished_saved
     suspend: OnApproval = "suspend"
     waiting = await runtime.execute_code(source, tools=registry, on_approval=suspend)
     assert waiting.suspension is not None and len(notes) == 1
-    from toolcell.control.decisions import Approve
+    from toolcell.control.suspension import Approve
 
     done = await runtime.resume(waiting.suspension, {waiting.suspension.calls[0].id: Approve()}, tools=registry)
     assert (done.value, len(notes)) == ("paid", 1)

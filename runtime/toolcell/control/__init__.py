@@ -14,26 +14,24 @@ __all__ = [
 if TYPE_CHECKING:
     from toolcell.calls.call import Approve, Deny, Edit
     from toolcell.control.agent_turns import WAITS, SuspendingScripts, Turn, TurnApprovals
-    from toolcell.control.decisions import AlreadyMade, ResumeDecision
     from toolcell.control.draft import Draft
+    from toolcell.control.plans import PlanRows
     from toolcell.control.repair import RepairingScripts
     from toolcell.control.replays import Replay, replay, runtime_options, script_calls
     from toolcell.control.revert import revert_calls, revert_spec
     from toolcell.control.saved_script_check import ScriptReport, check_scripts
-    from toolcell.control.steps_of_plans import PlanRows
-    from toolcell.control.suspension import Denial
+    from toolcell.control.suspension import AlreadyMade, Denial, ResumeDecision
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.control.decisions": "AlreadyMade ResumeDecision",
+            "toolcell.control.suspension": "AlreadyMade Denial ResumeDecision",
             "toolcell.control.draft": "Draft",
             "toolcell.control.repair": "RepairingScripts",
             "toolcell.control.replays": "Replay replay runtime_options script_calls",
             "toolcell.control.revert": "revert_calls revert_spec",
             "toolcell.control.saved_script_check": "ScriptReport check_scripts",
-            "toolcell.control.steps_of_plans": "PlanRows",
-            "toolcell.control.suspension": "Denial",
+            "toolcell.control.plans": "PlanRows",
             "toolcell.control.agent_turns": "WAITS SuspendingScripts Turn TurnApprovals",
             "toolcell.calls.call": "Approve Deny Edit",
         },

@@ -16,8 +16,7 @@ from typing import Any, Final
 from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision, RunContext
 from toolcell.calls.context import current
 from toolcell.calls.options import Origin
-from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
-from toolcell.control.suspension import IN_DOUBT
+from toolcell.control.suspension import IN_DOUBT, ResumeDecision, answer_of, check_ids, recorded
 from toolcell.errors import ResumeError
 from toolcell.journal.approval_tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.journal.identity import digest_of_call, registry_digest, tool_digests

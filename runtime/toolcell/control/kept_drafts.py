@@ -10,9 +10,9 @@ from typing import Any, Final
 from toolcell.calls.call import Approve, Call, CallableTools, RunContext
 from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
-from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.control.script_header import WHO
+from toolcell.control.suspension import AlreadyMade, check_ids
 from toolcell.errors import ResumeError, UnknownId, UsageError
 from toolcell.journal.database import DRAFT, Damaged, OpenJournal, RecordKind, Table, apply_record
 from toolcell.journal.identity import tool_digests

@@ -8,9 +8,9 @@ from typing import Any
 
 from toolcell.calls.call import CallableTools, RunContext, decided
 from toolcell.calls.run_state import RunLink
-from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
+from toolcell.control.suspension import ResumeDecision, check_ids, recorded
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.ledger import Journal, pending_entries
 from toolcell.journal.replay import JournalEntry, RecordedDecision

@@ -11,7 +11,7 @@ from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.reverts import MadeCall, MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink
-from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control.plans import PlanRows
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, RevertedCall, RevertResult

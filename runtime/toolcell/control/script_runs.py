@@ -22,8 +22,7 @@ from toolcell.support.copies import changed
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
-    from toolcell.control.type_check import Earlier, TypeChecker
-    from toolcell.control.type_checkers import CheckerHost
+    from toolcell.control.type_check import CheckerHost, Earlier, TypeChecker
     from toolcell.journal.ledger import Journal
     from toolcell.journal.store import JournalStore
     from toolcell.results.effects import Preflight

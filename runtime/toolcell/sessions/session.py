@@ -17,8 +17,8 @@ import anyio.lowlevel
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.config import Limits
-from toolcell.control.decisions import ResumeDecision
 from toolcell.control.resumption import decider
+from toolcell.control.suspension import ResumeDecision
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.conversation import CANCELLED

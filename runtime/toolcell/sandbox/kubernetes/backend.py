@@ -26,8 +26,7 @@ from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
 from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
-from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of
-from toolcell.sandbox.kubernetes.weaknesses import weaknesses
+from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of, weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.support import daemon_threads

@@ -1,7 +1,7 @@
 """`ZygoteHandle`: the host's handle on one zygote process, whichever isolation its sandboxes have.
 
 It sends requests, reads reports, and watches whether the zygote answers: one that is stopped or stuck is killed.
-`namespaced_zygote` and `contained_zygote` say how one is started, and what its reports mean.
+`backend` and `contained_backend` say how theirs is started, and what its reports mean.
 """
 
 from __future__ import annotations
