@@ -6,15 +6,17 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from builtin.webkit import stream_of
 from rows import each_row
 from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import DataTools, Files
 from toolcell.builtin.encodings import decode, encode, encoding_of, known_encoding, text_of
 from toolcell.builtin.ingestion import prepared_document
 from toolcell.builtin.skill_folder import parse_skill
-from toolcell.builtin.web.fetch import BodyDecoder
+from toolcell.builtin.web.fetch import read_body
 from toolcell.builtin.web.pages import kind_of
 
 pytestmark = pytest.mark.anyio
@@ -161,12 +163,9 @@ async def test_a_byte_order_mark_survives_reading_and_writing(
 
 
 def body(encoding: str, *pieces: bytes, max_bytes: int = 1000) -> bytes:
-    decoder = BodyDecoder(encoding, max_bytes)
-    for piece in pieces:
-        decoder.feed(piece)
-    done = decoder.finish(is_whole=True)
-    assert not done.truncated
-    return done.content
+    content, is_cut = anyio.run(read_body, stream_of(pieces), encoding, max_bytes)
+    assert not is_cut
+    return content
 
 
 @each_row("name", ["utf-8", "none", "binary", "aws-chunked", "UTF-8, identity", "x-unknown"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -95,3 +95,9 @@ def local(**changes: Any) -> WebPolicy:
 async def call(tool: Any, name: str, **args: Any) -> ToolResult:
     """Call one tool of a package."""
     return await ToolRegistry([tool]).execute(name, args)
+
+
+async def stream_of(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """The body of an answer, in these pieces."""
+    for each in pieces:
+        yield each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from toolcell.builtin.stores.records import Chunk, Document
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_count
+from toolcell.support.lazy import needed
 
 CHARS_PER_TOKEN: Final = 4
 """A rule of thumb for English."""
@@ -57,12 +57,7 @@ def split(text: str, chars: int, overlap_chars: int = 0) -> list[str]:
     text = text.strip()
     if len(text) <= chars:
         return [text] if text else []
-    try:
-        semchunk = importlib.import_module("semchunk")
-    except ImportError:
-        raise UsageError(
-            f"a text of more than {chars} characters is split by semchunk; pip install 'toolcell[builtin]'"
-        ) from None
+    semchunk = needed("semchunk", f"a text of more than {chars} characters")
     pieces: list[str] = semchunk.chunk(text, chars, len, memoize=False, overlap=overlap_chars or None)
     return [piece for piece in pieces if piece.strip()]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from toolcell.builtin.package import ToolPackage, offered
 from toolcell.builtin.web.policy import METHODS, WebPolicy
 from toolcell.calls.concurrency import run_in_thread
-from toolcell.errors import ToolError, UsageError
+from toolcell.errors import ToolError
 from toolcell.support.checks import check_kind, check_one_of
+from toolcell.support.lazy import needed
 from toolcell.tools import ToolContext, ToolOptions, ToolResult, ToolSpec, function_spec
 
 if TYPE_CHECKING:
@@ -144,10 +145,7 @@ def fetcher(policy: WebPolicy | None, **parts: Any) -> Fetcher:
     Raises:
         UsageError: httpx is not installed.
     """
-    try:
-        import httpx  # noqa: F401
-    except ImportError as exc:
-        raise UsageError("this tool needs httpx; run: pip install 'toolcell[builtin]'") from exc
+    needed("httpx", "this tool")
     from toolcell.builtin.web.fetch import Fetcher
 
     return Fetcher(policy, **parts)

@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import selectors
 import signal
 import stat
 import subprocess
 import threading
-import time
-from typing import Any
+from typing import IO, Any
 
 DIRECTORY = 9
 """The descriptor on which the shell says its directory when it ends."""
 
 SHELL = "sh"
+
+LEFT_S = 0.5
+"""How long the rest of the output is read, when a process that left the group keeps the stream open."""
 
 
 def run_command(
@@ -60,17 +61,17 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
         start_new_session=True,
         pass_fds=[DIRECTORY] if keeps_directory else [],
     )
-    ended, ends = os.pipe()
-    waiting = threading.Thread(target=lambda: (process.wait(), os.write(ends, b"x")), daemon=True)
+    kept = [Kept(stream, output_bytes) for stream in (process.stdout, process.stderr) if stream]
+    waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout of its own it asks again and again
     waiting.start()
-    streams = {stream.fileno(): Kept(output_bytes) for stream in (process.stdout, process.stderr) if stream}
-    timed_out = not read_until(streams, ended, time.monotonic() + timeout_s)
+    waiting.join(timeout_s)
+    timed_out = waiting.is_alive()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     waiting.join()
-    for descriptor, kept in streams.items():
-        read_rest(descriptor, kept)
-    stdout, stderr = streams.values()
+    for stream in kept:
+        stream.reader.join(LEFT_S)
+    stdout, stderr = kept
     os.set_blocking(told, False)
     with contextlib.suppress(BlockingIOError):
         directory = os.read(told, 4096).decode("utf-8", "replace").rstrip("\n")
@@ -91,53 +92,24 @@ def answer(code: int, timed_out: bool, stdout: Kept, stderr: Kept) -> dict[str, 
 
 
 class Kept:
-    """The beginning of a stream."""
+    """The beginning of a stream, which a thread reads to its end."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, stream: IO[bytes], most: int) -> None:
         self._data = bytearray()
         self._most = most
         self.dropped = 0
+        self.reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self.reader.start()
 
-    def add(self, data: bytes) -> None:
-        """Keep what there is room for."""
-        room = self._most - len(self._data)
-        self._data += data[:room]
-        self.dropped += max(0, len(data) - room)
+    def _read(self, stream: IO[bytes]) -> None:
+        while data := os.read(stream.fileno(), 65536):
+            room = self._most - len(self._data)
+            self._data += data[:room]
+            self.dropped += max(0, len(data) - room)
 
     def text(self) -> str:
         """Return it as text."""
         return self._data.decode("utf-8", "replace")
-
-
-def read_until(streams: dict[int, Kept], ended: int, deadline: float) -> bool:
-    """Read both streams until the command has ended; False when the deadline came first.
-
-    A program in the background keeps the streams open: their end is not waited for.
-    """
-    with selectors.DefaultSelector() as selector:
-        for descriptor in (*streams, ended):
-            selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            for key, _ in ready:
-                if key.fd == ended:
-                    return True
-                data = os.read(key.fd, 65536)
-                if not data:
-                    selector.unregister(key.fd)
-                streams[key.fd].add(data)
-            if not ready or time.monotonic() >= deadline:
-                return False
-
-
-def read_rest(descriptor: int, kept: Kept) -> None:
-    """Read what is in a pipe now."""
-    os.set_blocking(descriptor, False)
-    with contextlib.suppress(BlockingIOError):
-        while data := os.read(descriptor, 65536):
-            kept.add(data)
-            if kept.dropped > 1 << 20:  # a process that left the group goes on writing
-                return
 
 
 class Tree:

@@ -18,7 +18,6 @@ from toolcell.builtin import in_shell
 from toolcell.builtin.file import Roots, in_thread
 from toolcell.builtin.package import ToolPackage, offered, run_script
 from toolcell.builtin.workspace import Workspace, parse_path
-from toolcell.config import Limits
 from toolcell.errors import ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
@@ -101,7 +100,8 @@ class Shell(ToolPackage):
         self._runtime, self._own_limits = runtime, limits
         self._timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         self._blocklist = tuple(each.lower() for each in blocklist)
-        self._directories: Lru[tuple[str, str], str] | None = Lru(KEPT_DIRECTORIES) if keep_directory else None
+        self._keeps_directory = keep_directory
+        self._directories: Lru[tuple[str, str], str] = Lru(KEPT_DIRECTORIES)
 
     @offered(
         timeout_s=MAX_TIMEOUT_S + 2 * GRACE_S,
@@ -129,16 +129,17 @@ class Shell(ToolPackage):
         self._check(command)
         timeout_s = min(float(timeout), MAX_TIMEOUT_S) if timeout > 0 else self._timeout_s
         workspace = await self._roots.of(ctx)
-        limits = self._limits(timeout_s)
+        own = {"files": MAX_FILES, "files_bytes": self._own_limits.disk_bytes, "tool_calls": 0}
+        limits = self._own_limits.model_copy(update={"wall_s": timeout_s + GRACE_S, **own})
         copy = await in_thread(copy_of, workspace, limits.disk_bytes // 2)
         key = (str(workspace.root), ctx.thread_id)
         inputs = {
             "COMMAND": command,
             "TIMEOUT_S": timeout_s,
             "OUTPUT_BYTES": OUTPUT_BYTES,
-            "DIRECTORY_NAME": self._directory(key),
+            "DIRECTORY_NAME": self._directories.get(key, ""),
             "DIRECTORIES": list(copy.directories),
-            "KEEPS": self._directories is not None,
+            "KEEPS": self._keeps_directory,
         }
         result = await run_script(self._runtime, "command", SOURCE, ctx, inputs=inputs, files=copy.files, limits=limits)
         if result.outcome is Outcome.TIMEOUT:
@@ -150,7 +151,8 @@ class Shell(ToolPackage):
                 code=str(result.outcome),
             )
         value = await in_thread(save, workspace, result, copy)
-        self._keep(key, value["directory"])
+        if self._keeps_directory:
+            self._directories.put(key, value["directory"])
         return command_result(value, timeout_s, bool(result.value["timed_out"]), int(result.value["signal"]))
 
     def _check(self, command: str) -> None:
@@ -167,19 +169,6 @@ class Shell(ToolPackage):
         for pattern in self._blocklist:
             if pattern in lowered:
                 raise ToolError(f"command blocked for safety: {pattern}", code=ErrorCode.BLOCKED)
-
-    def _limits(self, timeout_s: float) -> Limits:
-        own = self._own_limits
-        return own.model_copy(
-            update={"wall_s": timeout_s + GRACE_S, "files": MAX_FILES, "files_bytes": own.disk_bytes, "tool_calls": 0}
-        )
-
-    def _directory(self, key: tuple[str, str]) -> str:
-        return "" if self._directories is None else self._directories.get(key, "")
-
-    def _keep(self, key: tuple[str, str], directory: str) -> None:
-        if self._directories is not None:
-            self._directories.put(key, directory)
 
 
 def copy_of(workspace: Workspace, most_bytes: int) -> Copy:

@@ -298,7 +298,8 @@ class Skills(ToolPackage):
         skill = replace(skill, created_at=earlier.created_at)
         if not await self._store.update_skill(replace(skill, embedding=await self._embed(skill.description))):
             await self._create(skill)  # somebody deleted it meanwhile
-        await in_thread(self._delete_files, skill.id, {*_paths(earlier)} - {*read.files})
+        earlier_files = {path for path, digest in map(read_reference, earlier.references) if digest}
+        await in_thread(self._delete_files, skill.id, earlier_files - {*read.files})
         return skill
 
     def _delete_files(self, skill_id: str, paths: Iterable[str]) -> None:
@@ -330,11 +331,6 @@ class Skills(ToolPackage):
 
     async def _embed(self, text: str) -> list[float]:
         return (await embed_texts(self._embeddings, [text]))[0]
-
-
-def _paths(skill: Skill) -> Iterator[str]:
-    """Yield the paths of the files that came with a skill."""
-    return (path for path, digest in map(read_reference, skill.references) if digest)
 
 
 def digest_of(skill: Skill) -> str:

@@ -20,6 +20,7 @@ from toolcell.builtin.stores.records import Skill
 from toolcell.builtin.workspace import Workspace
 from toolcell.errors import ToolError, UsageError
 from toolcell.support.checks import brief, check_path
+from toolcell.support.lazy import needed
 from toolcell.support.text import for_terminal
 
 SKILL_FILE: Final = "SKILL.md"
@@ -131,7 +132,7 @@ def front_matter(text: str, *, is_mended: bool = False) -> dict[str, Any]:
         raise UsageError(f"the front matter has {len(text)} characters, and {MAX_FRONT_MATTER} is the limit")
     if text.count("[") + text.count("{") > MAX_BRACKETS:
         raise UsageError(f"the front matter has more than {MAX_BRACKETS} opening brackets")
-    yaml = _yaml()
+    yaml = needed("yaml", "a skill as a folder")
     try:
         # An alias is a copy that costs nothing here and everything when it is written out.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
@@ -183,7 +184,7 @@ def write_folder(skill: Skill, folder: Workspace, name: str, files: Mapping[str,
     Raises:
         ToolError: a file cannot be written.
     """
-    yaml = _yaml()
+    yaml = needed("yaml", "a skill as a folder")
     facts: dict[str, Any] = {"name": slug(skill.name), "description": skill.description}
     if skill.tools:
         facts["allowed-tools"] = list(skill.tools)
@@ -200,14 +201,6 @@ def write_folder(skill: Skill, folder: Workspace, name: str, files: Mapping[str,
 def slug(name: str) -> str:
     """Return a name as the format wants it: lower-case letters, digits and hyphens, 64 at most."""
     return _SLUG.sub("-", name.lower()).strip("-")[:64].strip("-") or "skill"
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as exc:
-        raise UsageError("skills as folders need PyYAML: pip install 'toolcell[builtin]'") from exc
-    return yaml
 
 
 def _text(facts: Mapping[str, Any], key: str, most: int) -> str:

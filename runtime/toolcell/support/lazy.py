@@ -1,4 +1,4 @@
-"""Public names that a package imports when they are first used."""
+"""Public names that a package imports when they are first used, and modules that an extra brings."""
 
 from __future__ import annotations
 
@@ -60,3 +60,15 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return list(vars(sys.modules[package])["__all__"])
 
     return get_name, list_names
+
+
+def needed(module: str, who: str, extra: str = "builtin") -> Any:
+    """Return a module that comes with an extra of toolcell.
+
+    Raises:
+        MissingPackage: it is not installed; `who` needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingPackage(f"{who} needs {module}: pip install 'toolcell[{extra}]'") from None

@@ -42,7 +42,6 @@ class HashEmbeddings:
         return await daemon_threads.run_sync(self._vectors, texts)
 
     def dimensions(self) -> int:
-        """Numbers in each vector."""
         return self._dimensions
 
     def name(self) -> str:

@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/embeddings/create.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from toolcell.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.support.checks import check_count, check_kind, check_seconds
 from toolcell.support.embeddings import checked_vectors
+from toolcell.support.lazy import needed
 from toolcell.support.text import one_line
 from toolcell.tools import Secrets
 
@@ -54,7 +54,7 @@ class HttpEmbeddings:
             raise UsageError(f"HttpEmbeddings(dimensions) must be at most {MAX_DIMENSIONS}, not {dimensions}")
         if not url.startswith(("https://", "http://")):
             raise UsageError(f"HttpEmbeddings(url) must begin with https:// or http://, not {url!r:.80}")
-        self._httpx = _import_httpx()
+        self._httpx = needed("httpx", "HttpEmbeddings")
         self._model = model
         self._dimensions = dimensions
         self._url = url.rstrip("/") + "/embeddings"
@@ -69,7 +69,6 @@ class HttpEmbeddings:
         return f"HttpEmbeddings({self._model!r}, {self._dimensions})"  # without the key
 
     def dimensions(self) -> int:
-        """Numbers in each vector."""
         return self._dimensions
 
     def name(self) -> str:
@@ -103,53 +102,43 @@ class HttpEmbeddings:
 
     async def _attempted(self, client: Any, body: Mapping[str, Any]) -> Any:
         """Send a request until it is answered, fails for good, or has failed too often."""
-        wait_s = FIRST_WAIT_S
-        for attempt in range(1, self._attempts + 1):
-            error, asked_s = await self._once(client, body)
-            if isinstance(error, _Answer):
-                return error.value
-            if not error.retryable or attempt == self._attempts or asked_s > MAX_WAIT_S:
-                raise error
-            await anyio.sleep(max(asked_s, wait_s))
-            wait_s *= 2
-        raise AssertionError("there is at least one attempt")
+        attempt = 1
+        while True:
+            try:
+                return await self._once(client, body)
+            except _Failure as exc:
+                if not exc.retryable or attempt == self._attempts or exc.asked_s > MAX_WAIT_S:
+                    raise EmbeddingError(str(exc), retryable=exc.retryable) from exc.__cause__
+                wait_s = max(exc.asked_s, FIRST_WAIT_S * 2 ** (attempt - 1))
+            await anyio.sleep(wait_s)
+            attempt += 1
 
-    async def _once(self, client: Any, body: Mapping[str, Any]) -> tuple[EmbeddingError | _Answer, float]:
-        """Return the answer, or why there is none and for how long the service asks to wait."""
-        what = f"the embedding service of {self._model!r}"
+    async def _once(self, client: Any, body: Mapping[str, Any]) -> Any:
+        what, data = f"the embedding service of {self._model!r}", bytearray()
         try:
             async with client.stream("POST", self._url, json=body, headers=self._headers) as response:
-                data = await _bounded(response)
-                status, headers = response.status_code, response.headers
+                async for part in response.aiter_bytes():
+                    data += part
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise _Failure(f"{what} gave more than {MAX_ANSWER_BYTES} bytes", retryable=False)
         except self._httpx.HTTPError as exc:
-            return EmbeddingError(f"{what} could not be reached: {type(exc).__name__}: {exc}", retryable=True), 0.0
-        if data is None:
-            return EmbeddingError(f"{what} gave more than {MAX_ANSWER_BYTES} bytes"), 0.0
-        if status != 200:
-            said = one_line(
-                self._secrets.redact(data[:100_000].decode("utf-8", "replace"))[:2000]
-            )  # some say the key again
-            return EmbeddingError(f"{what} answered {status}: {said}", retryable=status in RETRIED), _wait_s(headers)
+            raise _Failure(f"{what} could not be reached: {type(exc).__name__}: {exc}") from exc
+        if (status := response.status_code) != 200:
+            said = self._secrets.redact(data[:100_000].decode("utf-8", "replace"))  # some say the key again
+            again = status in RETRIED
+            raise _Failure(f"{what} answered {status}: {one_line(said[:2000])}", again, _wait_s(response.headers))
         try:
-            return _Answer(json.loads(data)), 0.0
-        except (ValueError, RecursionError):
-            return EmbeddingError(f"{what} gave an answer that is not JSON", retryable=True), 0.0
+            return json.loads(data)
+        except (ValueError, RecursionError) as exc:
+            raise _Failure(f"{what} gave an answer that is not JSON") from exc
 
 
-class _Answer:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+class _Failure(Exception):
+    """One attempt failed."""
 
-
-async def _bounded(response: Any) -> bytes | None:
-    """Return a body, or None when it is too long."""
-    parts, size = [], 0
-    async for part in response.aiter_bytes():
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    def __init__(self, message: str, retryable: bool = True, asked_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retryable, self.asked_s = retryable, asked_s
 
 
 def _wait_s(headers: Mapping[str, str]) -> float:
@@ -159,10 +148,3 @@ def _wait_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         return 0.0
     return max(0.0, asked) if math.isfinite(asked) else 0.0
-
-
-def _import_httpx() -> Any:
-    try:
-        return importlib.import_module("httpx")
-    except ImportError:
-        raise UsageError("HttpEmbeddings needs httpx; pip install 'toolcell[builtin]'") from None

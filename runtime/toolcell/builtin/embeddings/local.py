@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import check_kind
+from toolcell.support.lazy import needed
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 """Files of a model. Source: `StaticModel.save_pretrained` of model2vec."""
@@ -31,14 +31,9 @@ class LocalEmbeddings:
                 f"there is no model of model2vec in {self._path}: {', '.join(missing)} missing; save one there with "
                 "StaticModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
             )
-        try:
-            model2vec = importlib.import_module("model2vec")
-        except ImportError:
-            raise UsageError("LocalEmbeddings needs model2vec; pip install 'toolcell[builtin]'") from None
-        self._model: Any = model2vec.StaticModel.from_pretrained(str(self._path))
+        self._model: Any = needed("model2vec", "LocalEmbeddings").StaticModel.from_pretrained(str(self._path))
 
     def dimensions(self) -> int:
-        """Numbers in each vector."""
         return int(self._model.dim)
 
     def name(self) -> str:
@@ -47,8 +42,5 @@ class LocalEmbeddings:
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Return one vector for each text, made on a worker thread."""
-        return await daemon_threads.run_sync(self._embed, texts)
-
-    def _embed(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = self._model.encode(texts).tolist()
+        vectors: list[list[float]] = await daemon_threads.run_sync(lambda: self._model.encode(texts).tolist())
         return vectors

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from toolcell.builtin.stores.records import ChunkFilter, check_filters
 
@@ -22,11 +22,9 @@ class Where(NamedTuple):
     parameters: tuple[Any, ...]
 
 
-class MetadataSql(Protocol):
-    """How a database compares one metadata key with one value."""
-
-    def __call__(self, key: str, sign: str, value: Any) -> Where:
-        """Return a condition that is false where the key is absent or its value of another kind."""
+MetadataSql = Callable[[str, str, Any], Where]
+"""How a database compares one metadata key with one value, by key, sign and value: a condition that is false where the
+key is absent or its value of another kind."""
 
 
 def where(filters: Sequence[ChunkFilter], metadata: MetadataSql, text: str) -> Where | None:

@@ -10,6 +10,7 @@ from toolcell.builtin.stores.database import Transaction
 from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.postgres_pool import PostgresPool
 from toolcell.builtin.stores.sql_agenda import SqlStore
+from toolcell.builtin.stores.sql_documents import Dialect
 from toolcell.builtin.stores.vectors import Hit
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_kind, check_seconds
@@ -47,13 +48,12 @@ _KINDS: Final = (
 )
 
 
-class PostgresDialect:
+class PostgresDialect(Dialect):
     """What is PostgreSQL's own."""
 
     text_collation = ' COLLATE "C"'
 
     def metadata(self, key: str, sign: str, value: Any) -> Where:
-        """Return how one metadata key is compared with one value."""
         _, kind, cast = next(row for row in _KINDS if isinstance(value, row[0]))
         collation = self.text_collation if kind == "string" else ""
         actual = "c.metadata::jsonb -> ?::text"
@@ -64,7 +64,6 @@ class PostgresDialect:
         return Where(sql, (key, key, value))
 
     def add_words(self, transaction: Transaction, rows: Iterable[tuple[int, str]]) -> None:
-        """Index the words of chunks that are stored."""
         sql = "INSERT INTO chunk_words (seq, words) VALUES (?, to_tsvector('simple', ?))"
         transaction.run_many(sql, ((seq, text[:WORDS_CHARS]) for seq, text in rows))
 
@@ -72,7 +71,6 @@ class PostgresDialect:
         """Do nothing: they go with their chunks."""
 
     def by_words(self, transaction: Transaction, wanted: Sequence[str], top_k: int, allowed: Where) -> list[Hit]:
-        """Return the chunks that hold some of these words, the best first."""
         limit = f"AND seq IN ({allowed.sql})" if allowed.sql else ""
         found = transaction.rows(
             f"SELECT seq, {_RANK} AS score FROM chunk_words, to_tsquery('simple', ?) AS query"

@@ -5,7 +5,6 @@ Writers wait for one another (an advisory lock): `seq` then grows in the order i
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 from toolcell.builtin.stores.database import Database, Transaction
 from toolcell.builtin.stores.schema import MIGRATIONS, VERSION
-from toolcell.errors import StoreError, UsageError
+from toolcell.errors import StoreError
+from toolcell.support.lazy import needed
 
 LOCK: Final = 0x746C6363
 """Number of the advisory lock, together with the schema's name."""
@@ -29,23 +29,11 @@ _WORDS: Final = (
 T = TypeVar("T")
 
 
-def import_psycopg() -> Any:
-    """Return psycopg.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return importlib.import_module("psycopg")
-    except ImportError:
-        raise UsageError("PostgresStore needs psycopg; pip install 'toolcell[postgres]'") from None
-
-
 class PostgresPool(Database):
     """A few connections to one database and schema."""
 
     def __init__(self, conninfo: str, schema: str, lock_timeout_s: float) -> None:
-        self._psycopg = import_psycopg()
+        self._psycopg = needed("psycopg", "PostgresStore", "postgres")
         self._conninfo = conninfo
         self._schema = schema
         self._lock_timeout_s = lock_timeout_s
@@ -58,7 +46,6 @@ class PostgresPool(Database):
         self._process = os.getpid()
 
     def disconnect(self) -> None:
-        """Close the connections."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._closings += 1
@@ -66,7 +53,6 @@ class PostgresPool(Database):
             connection.close()
 
     def in_transaction(self, work: Callable[[Transaction], T], is_write: bool) -> T:
-        """Run `work` in this thread."""
         with self._translated(), self._borrowed() as connection, connection.transaction():
             if is_write:
                 self._take_lock(connection)
@@ -89,11 +75,10 @@ class PostgresPool(Database):
                     not (connection.closed or connection.broken)
                     and len(self._idle) < MAX_IDLE
                     and closings == self._closings
+                    and connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
                 )
-                if is_kept and connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
+                if is_kept:
                     self._idle.append(connection)
-                else:
-                    is_kept = False
             if not is_kept:
                 connection.close()
 
@@ -169,17 +154,14 @@ class PostgresPool(Database):
         try:
             yield
         except self._psycopg.Error as exc:
-            said, reason, retryable = self._reason(exc)
+            errors, locked_s = self._psycopg.errors, f"{self._lock_timeout_s:g} s"
+            reasons = (
+                (errors.LockNotAvailable, f"is locked, for more than {locked_s}", "the store is in use", True),
+                (errors.DiskFull, "cannot grow: the disk is full", "the store is full", False),
+                (errors.ReadOnlySqlTransaction, "is read-only", "the store is read-only", False),
+                (self._psycopg.OperationalError, "cannot be reached", "the store cannot be reached", True),
+                (Exception, "failed", "", False),
+            )
+            said, reason, again = next(row[1:] for row in reasons if isinstance(exc, row[0]))
             message = f"the PostgreSQL store (schema {self._schema!r}) {said}: {exc}"
-            raise StoreError(message, reason=reason, retryable=retryable) from exc
-
-    def _reason(self, exc: Exception) -> tuple[str, str, bool]:
-        errors, locked_s = self._psycopg.errors, f"{self._lock_timeout_s:g} s"
-        reasons = (
-            (errors.LockNotAvailable, f"is locked, for more than {locked_s}", "the store is in use", True),
-            (errors.DiskFull, "cannot grow: the disk is full", "the store is full", False),
-            (errors.ReadOnlySqlTransaction, "is read-only", "the store is read-only", False),
-            (self._psycopg.OperationalError, "cannot be reached", "the store cannot be reached", True),
-            (Exception, "failed", "", False),
-        )
-        return next((said, why, again) for kind, said, why, again in reasons if isinstance(exc, kind))
+            raise StoreError(message, reason=reason, retryable=again) from exc

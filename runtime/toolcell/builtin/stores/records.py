@@ -58,6 +58,8 @@ class StoreRecord:
                 check_text(f"{type(self).__name__}.{each.name}", value)
             elif each.type == "int":
                 check_integer(f"{type(self).__name__}.{each.name}", value)
+            elif each.name == "metadata":
+                check_metadata(f"{type(self).__name__}.metadata", value)
         check_id(f"{type(self).__name__}.id", getattr(self, "id"))  # noqa: B009
 
 
@@ -93,10 +95,6 @@ class Chunk(StoreRecord):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`page_number`, `section_heading`, `source_url`, `images`, and keys of the application. Plain JSON."""
 
-    def __post_init__(self) -> None:
-        StoreRecord.__post_init__(self)
-        check_metadata("Chunk.metadata", self.metadata)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message(StoreRecord):
@@ -109,10 +107,6 @@ class Message(StoreRecord):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     embedding: Vector | None = None
     created_at: int = field(default_factory=now)
-
-    def __post_init__(self) -> None:
-        StoreRecord.__post_init__(self)
-        check_metadata("Message.metadata", self.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,6 @@ ACTION_COLUMNS: Final = quoted(columns(ScheduledAction))
 RUN_COLUMNS: Final = quoted(columns(ScheduledRun))
 
 
-def _insert(table: str, record: Any) -> str:
-    names = columns(type(record))
-    return f"INSERT INTO {table} ({quoted(names)}) VALUES ({marks(len(names))}) ON CONFLICT DO NOTHING"
-
-
 def _replace(table: str, record: Any) -> tuple[str, tuple[Any, ...]]:
     names = columns(type(record))
     changes = ", ".join(f'"{name}" = ?' for name in names)
@@ -43,7 +38,9 @@ def _replace(table: str, record: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def _create(transaction: Transaction, table: str, record: Any) -> None:
-    if not transaction.run(_insert(table, record), to_row(record)):
+    names = columns(type(record))
+    sql = f"INSERT INTO {table} ({quoted(names)}) VALUES ({marks(len(names))}) ON CONFLICT DO NOTHING"
+    if not transaction.run(sql, to_row(record)):
         raise UsageError(f"the id {record.id!r} is taken; leave it out to get a new one")
 
 

@@ -48,22 +48,6 @@ class Dialect(Protocol):
         which they must be; empty for all."""
 
 
-def check_provider(known: tuple[str, int] | None, name: str, dimensions: int) -> None:
-    """Refuse an embedding provider other than the one that made the store's vectors.
-
-    `known` has an empty name when vectors were stored before any provider was named.
-
-    Raises:
-        UsageError: names both.
-    """
-    if known is None or known == (name, dimensions) or known == ("", dimensions):
-        return
-    raise UsageError(
-        f"this store's vectors have {known[1]} numbers and come from {known[0] or 'another provider'!r}, and {name!r} "
-        f"makes vectors of {dimensions}; use that provider, or a new store"
-    )
-
-
 def check_chunks(document: Document, chunks: Sequence[Chunk], taken: Iterable[str]) -> None:
     """Refuse chunks that do not make up a document. `taken` are ids of it that the store has already.
 
@@ -97,14 +81,6 @@ def check_dimensions(transaction: Transaction, vectors: Sequence[Vector | None])
             check_vector("an embedding", vector, known)
             known = len(vector)
     return known or 0
-
-
-def put_setting(transaction: Transaction, name: str, value: str) -> None:
-    """Set a setting."""
-    transaction.run(
-        "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        (name, value),
-    )
 
 
 def remember_dimensions(transaction: Transaction, vectors: Sequence[Vector | None]) -> None:
@@ -151,14 +127,21 @@ class SqlDocuments(SqlPart, DocumentStore, KeywordStore, MessageStore):
         def known(transaction: Transaction) -> tuple[str, int] | None:
             sql = "SELECT name, value FROM settings WHERE name IN ('dimensions', 'embeddings')"
             found: dict[str, str] = dict(transaction.rows(sql))
-            pair = (found.get("embeddings", ""), int(found["dimensions"])) if "dimensions" in found else None
-            check_provider(pair, name, dimensions)
-            return pair
+            if "dimensions" not in found:
+                return None
+            other, numbers = found.get("embeddings", ""), int(found["dimensions"])  # stored before one was named: ""
+            if (other or name, numbers) != (name, dimensions):
+                raise UsageError(
+                    f"this store's vectors have {numbers} numbers and come from {other or 'another provider'!r}, and "
+                    f"{name!r} makes vectors of {dimensions}; use that provider, or a new store"
+                )
+            return other, numbers
 
         def work(transaction: Transaction) -> None:
             if known(transaction) != (name, dimensions):
-                put_setting(transaction, "dimensions", str(dimensions))
-                put_setting(transaction, "embeddings", name)
+                values = [("dimensions", str(dimensions)), ("embeddings", name)]
+                conflict = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+                transaction.run_many(f"INSERT INTO settings (name, value) VALUES (?, ?) {conflict}", values)
 
         if await self._database.read(known) != (name, dimensions):
             await self._database.write(work)

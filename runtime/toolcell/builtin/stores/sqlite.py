@@ -11,6 +11,7 @@ from toolcell.builtin.stores.database import Database, Transaction
 from toolcell.builtin.stores.filters import Where
 from toolcell.builtin.stores.schema import MIGRATIONS
 from toolcell.builtin.stores.sql_agenda import SqlStore
+from toolcell.builtin.stores.sql_documents import Dialect
 from toolcell.builtin.stores.vectors import Hit
 from toolcell.support.checks import check_path, check_seconds
 from toolcell.support.sqlite import SqliteDatabase
@@ -33,11 +34,9 @@ class SqliteFile(Database):
         self.path = self._database.path
 
     def disconnect(self) -> None:
-        """Let go of the file."""
         self._database.close()
 
     def in_transaction(self, work: Callable[[Transaction], T], is_write: bool) -> T:
-        """Run `work` in this thread."""
         with self._database.writing() if is_write else self._database.reading() as connection:
             return work(Transaction(connection))
 
@@ -63,13 +62,12 @@ _KINDS: Final = {bool: "('true', 'false')", int: "('integer', 'real')", float: "
 """Source: https://sqlite.org/json1.html#jtype."""
 
 
-class SqliteDialect:
+class SqliteDialect(Dialect):
     """What is SQLite's own."""
 
     text_collation = ""
 
     def metadata(self, key: str, sign: str, value: Any) -> Where:
-        """Return how one metadata key is compared with one value."""
         kind = _KINDS[type(value)]
         sql = (
             f"EXISTS (SELECT 1 FROM json_each(c.metadata) j WHERE j.key = ? AND j.type IN {kind} AND j.value {sign} ?)"
@@ -77,17 +75,14 @@ class SqliteDialect:
         return Where(sql, (key, int(value) if value is True or value is False else value))
 
     def add_words(self, transaction: Transaction, rows: Iterable[tuple[int, str]]) -> None:
-        """Index the words of chunks that are stored."""
         transaction.run_many("INSERT INTO chunk_words (rowid, words) VALUES (?, ?)", rows)
 
     def drop_words(self, transaction: Transaction, document_id: str) -> None:
-        """Take the words of a document's chunks out of the index."""
         transaction.run(
             "DELETE FROM chunk_words WHERE rowid IN (SELECT seq FROM chunks WHERE document_id = ?)", (document_id,)
         )
 
     def by_words(self, transaction: Transaction, wanted: Sequence[str], top_k: int, allowed: Where) -> list[Hit]:
-        """Return the chunks that hold some of these words, the best first."""
         limit = f"AND rowid IN ({allowed.sql})" if allowed.sql else ""
         found = transaction.rows(
             f"SELECT rowid, rank FROM chunk_words WHERE chunk_words MATCH ? {limit} ORDER BY rank LIMIT ?",

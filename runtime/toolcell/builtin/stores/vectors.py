@@ -6,14 +6,13 @@ how often rows were deleted. So every process finds at once what another one has
 
 from __future__ import annotations
 
-import importlib
 import threading
 from typing import Any, NamedTuple
 
 from toolcell.builtin.stores.database import Transaction
 from toolcell.builtin.stores.filters import Where
-from toolcell.errors import UsageError
 from toolcell.support.embeddings import score_of
+from toolcell.support.lazy import needed
 
 
 class Hit(NamedTuple):
@@ -74,7 +73,7 @@ class VectorIndex:
 
     def nearest(self, transaction: Transaction, vector: bytes, top_k: int, condition: Where | None) -> list[Hit]:
         """Return the nearest rows, the best first."""
-        numpy = import_numpy()
+        numpy = needed("numpy", "search by vectors")
         with self._lock:
             self._follow(numpy, transaction)
             seqs, unit = self._seqs, self._unit
@@ -117,15 +116,3 @@ class VectorIndex:
         if self._unit is not None:
             seqs, unit = numpy.concatenate([self._seqs, seqs]), numpy.concatenate([self._unit, unit])
         self._seqs, self._unit = seqs, unit
-
-
-def import_numpy() -> Any:
-    """Return numpy.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return importlib.import_module("numpy")
-    except ImportError:
-        raise UsageError("search by vectors needs numpy; pip install 'toolcell[builtin]'") from None

@@ -171,47 +171,50 @@ def _condition(column: str, op: str, value: Any) -> pl.Expr:
 # Aggregate
 
 
-@dataclass(slots=True)
-class _Total:
-    """A column in one group."""
+_Total = dict[str, Any]
+"""A column in one group, as `_parts` computes it."""
 
-    cells: int = 0
-    numbers: int = 0
-    whole: int = 0
-    fraction: float = 0.0
-    min: Number | None = None
-    max: Number | None = None
 
-    def add(self, parts: Mapping[str, Any]) -> None:
-        """Add the total of another batch."""
-        self.cells += parts["cells"]
-        self.numbers += parts["numbers"]
-        self.whole += parts["whole"]
-        self.fraction += parts["fraction"]
-        least = (self.min, parts["whole_min"], parts["fraction_min"])
-        largest = (self.max, parts["whole_max"], parts["fraction_max"])
-        self.min = min((number for number in least if number is not None), default=None)
-        self.max = max((number for number in largest if number is not None), default=None)
+def _least(numbers: Iterable[Number]) -> Number | None:
+    return min(numbers, default=None)
 
-    def result(self, op: str) -> Number | None:
-        """Return the value of an operation; None of no numbers.
 
-        Raises:
-            ToolError: the sum is too large for a number.
-        """
-        if op == "count":
-            return self.cells
-        if op in ("min", "max"):
-            found = self.min if op == "min" else self.max
-            return None if found is None else _tidy(found)
-        if not self.numbers:
-            return 0 if op == "sum" else None
-        total = self.whole + self.fraction if self.fraction else self.whole
-        if not math.isfinite(total):
-            raise ToolError("a sum is larger than a number can be")
-        if op == "avg":
-            total = total // self.numbers if total % self.numbers == 0 else total / self.numbers
-        return _tidy(float(f"{total:.{_DIGITS}g}") if isinstance(total, float) else total)
+def _largest(numbers: Iterable[Number]) -> Number | None:
+    return max(numbers, default=None)
+
+
+_MERGED: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
+    "cells": sum, "numbers": sum, "whole": sum, "fraction": sum,
+    "whole_min": _least, "fraction_min": _least, "whole_max": _largest, "fraction_max": _largest,
+}  # fmt: skip
+"""How the parts of two batches become those of both."""
+
+
+def _merged(*totals: _Total) -> _Total:
+    return {name: how([total[name] for total in totals if total[name] is not None]) for name, how in _MERGED.items()}
+
+
+def _result(total: _Total, op: str) -> Number | None:
+    """Return the value of an operation; None of no numbers.
+
+    Raises:
+        ToolError: the sum is too large for a number.
+    """
+    if op == "count":
+        return int(total["cells"])
+    if op in ("min", "max"):
+        found = _MERGED[f"whole_{op}"](
+            [part for kind in ("whole", "fraction") if (part := total[f"{kind}_{op}"]) is not None]
+        )
+        return None if found is None else _tidy(found)
+    if not (numbers := total["numbers"]):
+        return 0 if op == "sum" else None
+    value = total["whole"] + total["fraction"] if total["fraction"] else total["whole"]
+    if not math.isfinite(value):
+        raise ToolError("a sum is larger than a number can be")
+    if op == "avg":
+        value = value // numbers if value % numbers == 0 else value / numbers
+    return _tidy(float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value)
 
 
 def _parts(column: str) -> pl.Expr:
@@ -257,7 +260,7 @@ def aggregated(batches: Batches, metrics: Sequence[Mapping[str, Any]], group_by:
     totals = [pl.len().alias("rows"), pl.col("row").min(), *map(_parts, numbered)]
     groups: dict[tuple[Any, ...], _Group] = {}
     if not group_by:
-        groups[()] = _Group([], [_Total() for _ in columns])
+        groups[()] = _Group([], [_merged()] * len(columns))
     for batch in batches:
         named = [(str(index), name) for index, name in enumerate(columns)] + list(zip(keys, group_by, strict=True))
         cells = {key: _texts(record.get(name) for record in batch) for key, name in named}
@@ -266,17 +269,16 @@ def aggregated(batches: Batches, metrics: Sequence[Mapping[str, Any]], group_by:
             key = tuple(found[each] for each in keys)
             if (group := groups.get(key)) is None:
                 shown = [batch[found["row"]].get(name) for name in group_by]
-                groups[key] = group = _Group(shown, [_Total() for _ in columns])
+                groups[key] = group = _Group(shown, [_merged()] * len(columns))
             group.rows += found["rows"]
-            for index, total in enumerate(group.totals):
-                total.add(found[f"total {index}"])
+            group.totals = [_merged(total, found[f"total {index}"]) for index, total in enumerate(group.totals)]
         if len(groups) > MAX_GROUPS:
             raise ToolError(f"there are more than {MAX_GROUPS} groups; filter first, or group by other columns")
     collected = Collector()
     collected.take(
         dict(zip(group_by, group.cells, strict=True))
         | {
-            f"{op}_{column}": group.rows if column == "*" and op == "count" else total.result(op)
+            f"{op}_{column}": group.rows if column == "*" and op == "count" else _result(total, op)
             for op, column, total in (
                 (each["op"], each["column"], group.totals[columns.index(each["column"])]) for each in metrics
             )
@@ -285,7 +287,7 @@ def aggregated(batches: Batches, metrics: Sequence[Mapping[str, Any]], group_by:
     )
     counted = {each["column"] for each in metrics if each["op"] != "count"}
     texts = {
-        column: sum(group.totals[index].cells - group.totals[index].numbers for group in groups.values())
+        column: sum(group.totals[index]["cells"] - group.totals[index]["numbers"] for group in groups.values())
         for index, column in enumerate(columns)
         if column in counted
     }

@@ -34,71 +34,37 @@ from toolcell.tools import ErrorCode
 
 
 ACCEPT_ENCODING = "gzip, deflate"
-"""What `BodyDecoder` decompresses without ever making more than was asked for. Brotli's library cannot do that."""
+"""What `read_body` decompresses without ever making more than was asked for. Brotli's library cannot do that."""
 
 _COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd", "dcb", "dcz"})
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What was read of a body."""
+async def read_body(stream: AsyncIterable[bytes], encoding: str, max_bytes: int) -> tuple[bytes, bool]:
+    """Read a body of at most `max_bytes` after decompression, piece by piece; the rest is not read.
 
-    content: bytes
-    truncated: bool
-    """There was more, or it ended in the middle."""
-
-
-class BodyDecoder:
-    """Decompresses piece by piece, never past `max_bytes`."""
-
-    def __init__(self, encoding: str, max_bytes: int) -> None:
-        """A name that no compression has is ignored: servers write `utf-8`, `none` or `aws-chunked` there.
-
-        Raises:
-            ToolError: `encoding` is a compression that was not asked for.
-        """
-        names = [name for each in encoding.split(",") if (name := each.strip().lower()) in _COMPRESSIONS]
-        if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
-            raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
-        self._inflater = Inflater() if names else None
-        self._max_bytes = max_bytes
-        self._content = bytearray()
-        self._received = 0
-
-    def feed(self, data: bytes) -> bool:
-        """Take the next piece; False when there is no room for more.
-
-        Raises:
-            ToolError: the data is damaged.
-        """
-        self._received += len(data)
-        if self._inflater is None:
-            self._content += data
-            return len(self._content) <= self._max_bytes
-        self._inflater.feed(data)
-        while made := self._inflater.next_piece():
-            self._content += made
-            if len(self._content) > self._max_bytes:
-                return False
-        return self._received <= self._max_bytes + 1024  # empty gzip members decompress to nothing for ever
-
-    def finish(self, is_whole: bool) -> Body:
-        """Return what came."""
-        is_cut = self._inflater is not None and not self._inflater.is_whole
-        return Body(bytes(self._content[: self._max_bytes]), truncated=is_cut or not is_whole)
-
-
-async def read_body(stream: AsyncIterable[bytes], encoding: str, max_bytes: int) -> Body:
-    """Read a body of at most `max_bytes` after decompression; the rest is not read.
+    Shape: (content, whether there was more, or it ended in the middle). A name that no compression has is ignored:
+    servers write `utf-8`, `none` or `aws-chunked` there.
 
     Raises:
-        ToolError: its encoding is unknown, or it is damaged.
+        ToolError: `encoding` is a compression that was not asked for, or the data is damaged.
     """
-    decoder = BodyDecoder(encoding, max_bytes)
+    names = [name for each in encoding.split(",") if (name := each.strip().lower()) in _COMPRESSIONS]
+    if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
+        raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
+    inflater = Inflater() if names else None
+    content, received = bytearray(), 0
     async for piece in stream:
-        if not decoder.feed(piece):
-            return decoder.finish(is_whole=False)
-    return decoder.finish(is_whole=True)
+        received += len(piece)
+        if inflater is None:
+            content += piece
+        else:
+            inflater.feed(piece)
+            while len(content) <= max_bytes and (made := inflater.next_piece()):
+                content += made
+        is_endless = inflater is not None and received > max_bytes + 1024  # empty members of gzip become nothing
+        if is_endless or len(content) > max_bytes:
+            return bytes(content[:max_bytes]), True
+    return bytes(content), inflater is not None and not inflater.is_whole
 
 
 # robots.txt: which paths of a host a program may fetch. Source: RFC 9309. Pure; `fetch` gets and keeps the files.
@@ -356,7 +322,8 @@ class Fetcher:
             if rule.max_bytes is not None:
                 max_bytes = min(max_bytes, rule.max_bytes)
         request = httpx.Request(outgoing.method, str(target), headers=headers, content=content or None)
-        if request.url.host.lower().rstrip(".") not in (target.host, _unicode(target.host)):
+        decoded = httpx.URL(scheme="https", host=target.host).host  # of an international name
+        if request.url.host.lower().rstrip(".") not in (target.host, decoded):
             raise ToolError(f"the URL is read differently by different programs: {target}", code="not_permitted")
         try:
             response = await transport.handle_async_request(request)
@@ -366,7 +333,7 @@ class Fetcher:
                     return response.status_code, location
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 encoding = response.headers.get("content-encoding", "")
-                body = await read_body(response.stream, encoding, max_bytes)
+                body, is_cut = await read_body(response.stream, encoding, max_bytes)
             finally:
                 with anyio.CancelScope(shield=True):
                     await response.aclose()
@@ -375,7 +342,7 @@ class Fetcher:
         except _UNREACHABLE as exc:
             message = f"{target.origin} cannot be reached: {str(exc) or type(exc).__name__}"
             raise ToolError(message, code="unavailable", retryable=True) from None
-        return self._without_secrets(response, target, body.content, body.truncated)
+        return self._without_secrets(response, target, body, is_cut)
 
     def _without_secrets(self, response: httpx.Response, target: Target, content: bytes, truncated: bool) -> Response:
         """A server may send back what it was sent."""
@@ -402,11 +369,6 @@ class Fetcher:
         if response.status >= 400:
             return EVERYTHING
         return parse_robots(response.content.decode("utf-8", "replace"), ROBOTS_AGENT)
-
-
-def _unicode(host: str) -> str:
-    """`httpx` shows international names decoded."""
-    return httpx.URL(scheme="https", host=host).host
 
 
 def _redirected(outgoing: Outgoing, status: int, *, same_origin: bool) -> Outgoing:

@@ -201,7 +201,7 @@ def strip_tags(text: str) -> str:
         if tag in _BLOCKS:
             pieces.append("\n")
         if tag in _SKIPPED and text[start + 1] != "/":
-            position = _after(text, ">", _start_of(lower, f"</{tag}", position))
+            position = _after(text, ">", _after(lower, f"</{tag}", position))
     pieces.append(text[position:])
     lines = (_SPACES.sub(" ", line).strip() for line in html.unescape("".join(pieces)).split("\n"))
     return "\n".join(line for line in lines if line)
@@ -210,8 +210,3 @@ def strip_tags(text: str) -> str:
 def _after(text: str, end: str, start: int) -> int:
     found = text.find(end, start)
     return len(text) if found < 0 else found + len(end)
-
-
-def _start_of(text: str, piece: str, start: int) -> int:
-    found = text.find(piece, start)
-    return len(text) if found < 0 else found

@@ -54,14 +54,10 @@ class UrlRule:
             raise UsageError(f"a rule about URLs is written {form}, not {text!r:.100}")
         return cls(host.lower().rstrip("."), f"/{path}" if slash else "*", names)
 
-    def is_about_host(self, host: str) -> bool:
-        """True when the rule is about some request to `host`."""
-        return fnmatch.fnmatchcase(host, self.host)
-
     def matches(self, method: str, host: str, path: str) -> bool:
         """True when the rule is about this request."""
         named = self.methods is None or method in self.methods
-        return named and self.is_about_host(host) and fnmatch.fnmatchcase(path, self.path)
+        return named and fnmatch.fnmatchcase(host, self.host) and fnmatch.fnmatchcase(path, self.path)
 
 
 Rules = Sequence[UrlRule | str]
