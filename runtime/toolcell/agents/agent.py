@@ -106,8 +106,8 @@ class Agent:
         self._on_approval = on_approval
         runtime: object = code_execution
         self._store = runtime.journals if isinstance(runtime, Runtime) else JournalStore(None)
-        if repair:
-            _check_repairs(runtime)
+        if repair and not isinstance(runtime, Runtime):
+            raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
         self._runs_code = code_execution
         self._execute: ExecuteCode | None = None
         """Runs the scripts in place of the runtime itself, if they may wait."""
@@ -137,7 +137,10 @@ class Agent:
             name=name,
             **config,
         )
-        self._enabled_tools = _enabled_tools(plan_execution, ask_user)
+        self._enabled_tools = [
+            *([plan_spec({})] if plan_execution else ()),
+            *([_ask_user_spec(ask_user)] if ask_user is not None else ()),
+        ]
 
     @property
     def pending_tool_calls(self) -> list[str]:
@@ -378,16 +381,6 @@ def _as_registry(tools: Tools) -> ToolRegistry:
     return registry
 
 
-def _check_repairs(runtime: object) -> None:
-    """Check that scripts can be repaired.
-
-    Raises:
-        UsageError: there is no Runtime.
-    """
-    if not isinstance(runtime, Runtime):
-        raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
-
-
 def _ask_user_spec(ask: AskUser) -> ToolSpec:
     """A tool that asks a person. Plans and code cannot: nobody expects questions in the middle of either."""
 
@@ -407,13 +400,6 @@ def _ask_user_spec(ask: AskUser) -> ToolSpec:
         source=ask,
         requires_result=True,
     )
-
-
-def _enabled_tools(plan: bool, ask_user: AskUser | None) -> list[ToolSpec]:
-    specs = [plan_spec({})] if plan else []
-    if ask_user is not None:
-        specs.append(_ask_user_spec(ask_user))
-    return specs
 
 
 class Network(Agent):

@@ -36,11 +36,11 @@ from toolcell.calls.values import (
     MAX_INTEGER,
     MIN_INTEGER,
     bounded_json,
-    bytes_in,
     described_bytes,
     is_large,
     plain_or_text,
     plain_value,
+    values_in,
 )
 from toolcell.errors import ToolError
 from toolcell.support import daemon_threads
@@ -203,7 +203,7 @@ async def show_user(call: Call, result: ToolResult) -> None:
 def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
     size = 0
     if result.has_value:
-        size = len(to_json(result.value).encode("utf-8", "replace")) + sum(map(len, bytes_in(result.value)))
+        size = len(to_json(result.value).encode("utf-8", "replace")) + sum(map(len, values_in(result.value, bytes)))
     size = max(size, sum(len(part.data) for part in (*result.parts, *result.files) if not isinstance(part, Text)))
     if size > limit:
         failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)

@@ -104,7 +104,7 @@ class ToolOptions:
         for name in ("preview", "revert"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise UsageError(f"{name} must be a function, not {brief(getattr(self, name))}")
-        if self.revert is not None and not _takes_two(self.revert):
+        if self.revert is not None and refused_arguments(self.revert, None, None):
             raise UsageError(f"revert is called as revert(args, result), which {brief(self.revert)} does not take")
         for name in ("reads", "sends"):
             object.__setattr__(self, name, labels_of(getattr(self, name), name))
@@ -157,16 +157,15 @@ def origins_of(given: Iterable[str], what: str) -> CallableFrom:
 DEFAULT_TOOL_OPTIONS = ToolOptions()
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
+def refused_arguments(function: Callable[..., Any], *args: object) -> str:
+    """Return why a function cannot be called with these arguments; empty where it can, or does not say."""
     try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):
-        return True  # one written in C says nothing
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return False
-    return True
+        inspect.signature(function).bind(*args)
+    except TypeError as exc:
+        return str(exc)
+    except ValueError:  # one written in C says nothing
+        pass
+    return ""
 
 
 # Rules about who may call which tool. The pipeline asks them, and a change counts from the next call on

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
-from toolcell.calls.values import bytes_in, described_bytes, plain_or_text, readable_leaf, values_in, with_leaves
+from toolcell.calls.values import described_bytes, plain_or_text, readable_leaf, values_in, with_leaves
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief, check_kind, check_one_of, text_of
 from toolcell.support.text import cut_text
@@ -346,7 +346,7 @@ class ToolResult:
         The bytes decide what a picture is. A file or a value that is a part, too, is not shown again.
         """
         parts = [part.data for part in self.parts if not isinstance(part, Text)]
-        others = [file.data for file in self.files] + [*(bytes_in(self.value) if self.has_value else ())]
+        others = [file.data for file in self.files] + [*(values_in(self.value, bytes) if self.has_value else ())]
         found = [*parts, *(data for data in dict.fromkeys(others) if data not in parts)]
         return tuple(Image(data) for data in found if picture_type(data))
 

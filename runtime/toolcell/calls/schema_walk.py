@@ -181,15 +181,11 @@ MISSING = object()
 
 def as_number(value: Any, lenient: bool) -> Any:
     """A numeric string, or a boolean; null only when lenient."""
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, str) and len(value) <= _MAX_NUMBER_CHARS and _NUMERAL.fullmatch(value):
+    is_fraction = isinstance(value, str) and not value.lstrip("+-").isdigit()
+    if is_fraction and len(value) <= _MAX_NUMBER_CHARS and _NUMERAL.fullmatch(value):
         number = float(value)
-        whole = int(value) if value.lstrip("+-").isdigit() else None
-        if whole is not None and MIN_INTEGER <= whole <= MAX_INTEGER:
-            return whole
-        return number if whole is None and math.isfinite(number) else MISSING
-    return 0 if lenient and value is None else MISSING
+        return number if math.isfinite(number) else MISSING
+    return as_integer(value, lenient)
 
 
 def as_integer(value: Any, lenient: bool) -> Any:

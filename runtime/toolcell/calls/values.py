@@ -111,7 +111,9 @@ class _Copier:
         if value is None or kind is bool:
             return value
         if kind is int:
-            return _integer(value, path)
+            if not MIN_INTEGER <= value <= MAX_INTEGER:
+                raise BadValue(ValueProblem(path, f"integer has more than 64 bits ({value.bit_length()})"))
+            return value
         if kind is float:
             return self._number(value, path)
         return self._container(value, path)
@@ -190,12 +192,6 @@ def _as_plain(value: Any, path: Path) -> Any:
         raise BadValue(
             ValueProblem(path, str(exc).removeprefix(f"cannot send {path_text(path)}").lstrip(": "))
         ) from exc
-
-
-def _integer(number: int, path: tuple[str | int, ...]) -> int:
-    if not MIN_INTEGER <= number <= MAX_INTEGER:
-        raise BadValue(ValueProblem(path, f"integer has more than 64 bits ({number.bit_length()})"))
-    return number
 
 
 @frozen
@@ -293,27 +289,15 @@ def plain_value(value: Any) -> Any:
         raise ValueError(str(exc)) from exc
 
 
-def plain_or_text(value: Any) -> Any:
+def plain_or_text(value: Any, *, is_member: bool = False) -> Any:
     """Return anything as plain data; what cannot be becomes its text. For logs and user interfaces."""
     try:
         return plain_value(value)
     except ValueError:
         pass
-    if isinstance(value, dict):
-        return {text_of(key): _leaf_or_text(item) for key, item in value.items()}
+    if isinstance(value, dict) and not is_member:
+        return {text_of(key): plain_or_text(item, is_member=True) for key, item in value.items()}
     return brief(value)
-
-
-def _leaf_or_text(value: Any) -> Any:
-    try:
-        return plain_value(value)
-    except ValueError:
-        return brief(value)
-
-
-def bytes_in(value: Any) -> Iterator[bytes]:
-    """Yield the bytes that stand in plain data, in its order."""
-    return values_in(value, bytes)
 
 
 SCALARS = frozenset({str, int, float, bool, type(None)})

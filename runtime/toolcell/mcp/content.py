@@ -23,7 +23,7 @@ from mcp_types import (
 
 from toolcell.calls.result import without_bytes
 from toolcell.calls.schema import mentions_bytes
-from toolcell.calls.values import bytes_in, values_in
+from toolcell.calls.values import values_in
 from toolcell.results import Array, ExecutionResult, OutputFile, PendingCall, Suspension, Table
 from toolcell.support.about_tables import table_with_rows
 from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
@@ -165,7 +165,7 @@ def file_blocks(run_id: str, files: Iterable[OutputFile], value: Any = None) -> 
     the value that are not files."""
     found = [part for file in files if (part := _file(run_id, file)) is not None]
     shown = {file.data for file in files}
-    pictures = [data for data in dict.fromkeys(bytes_in(value)) if picture_type(data) and data not in shown]
+    pictures = [data for data in dict.fromkeys(values_in(value, bytes)) if picture_type(data) and data not in shown]
     return [*found, *map(_image, pictures)]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.support.exact_json import json_text
@@ -142,42 +141,20 @@ def _error(result: Any) -> str:
 # Files
 
 
-@dataclass(frozen=True, slots=True)
-class _ShownFile:
-    """One file."""
-
-    name: str
-    about: str
-    """Media type and size, or what went wrong."""
-    kind: str = ""
-    """`image`, `audio` or `video`."""
-    url: str = ""
-    """URL of an image, sound or film: a `data:` URL."""
-    saved: str = ""
-    """A `data:` URL of any other file, as bytes, which a browser only saves."""
-    text: str = ""
-    """The beginning of a text."""
-
-
-def _shown_files(files: Iterable[Any]) -> Iterator[_ShownFile]:
-    """Yield what is shown of each `OutputFile`."""
+def _shown_files(files: Iterable[Any]) -> Iterator[dict[str, str]]:
+    """Yield what is shown of each `OutputFile`. A browser shows what has a `kind`; what it does not know, it saves."""
     room = MAX_SHOWN_BYTES
     for each in files:
-        about, data = each.problem or f"{each.media_type}, {each.size} bytes", each.data
-        if data is None or len(data) > room:
-            yield _ShownFile(each.name, about)
-            continue
-        room -= len(data)
-        packed = base64.b64encode(data).decode("ascii")
-        media_type = _media_type(data)
-        yield _ShownFile(
-            each.name,
-            about,
-            kind=media_type.partition("/")[0],
-            url=f"data:{media_type};base64,{packed}" if media_type else "",
-            saved="" if media_type else f"data:application/octet-stream;base64,{packed}",
-            text="" if media_type else _text_beginning(data),
-        )
+        shown, data = {"name": each.name, "about": each.problem or f"{each.media_type}, {each.size} bytes"}, each.data
+        if data is not None and len(data) <= room:
+            room -= len(data)
+            packed = base64.b64encode(data).decode("ascii")
+            if media_type := _media_type(data):
+                shown |= {"kind": media_type.partition("/")[0], "url": f"data:{media_type};base64,{packed}"}
+            else:
+                saved = f"data:application/octet-stream;base64,{packed}"
+                shown |= {"saved": saved, "text": _text_beginning(data)}
+        yield dict.fromkeys(("kind", "url", "saved", "text"), "") | shown
 
 
 def _media_type(data: bytes) -> str:

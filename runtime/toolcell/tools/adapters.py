@@ -15,7 +15,7 @@ from toolcell.calls.arguments import Prepare
 from toolcell.calls.concurrency import run_in_thread
 from toolcell.calls.context import ToolContext, new_view, setting, view_class
 from toolcell.calls.definition import ToolDefinition, check_definition
-from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions, refused_arguments
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import SYNONYMS, brief, fields_known, suggestion
@@ -202,17 +202,9 @@ def check_function(name: str, function: object, *takes: str) -> None:
                 f"tool {name!r} is a generator, and a tool returns one value; return a list, and report with "
                 "ctx.update(...) meanwhile"
             )
-    if takes:
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # a builtin that does not say
-            return
-        try:
-            signature.bind(*takes)
-        except TypeError as exc:
-            raise RegistrationError(
-                f"tool {name!r}: it must take ({', '.join(takes)}), not {signature}: {exc}"
-            ) from exc
+    if takes and (why := refused_arguments(function, *takes)):
+        must = f"it must take ({', '.join(takes)}), not {inspect.signature(function)}"
+        raise RegistrationError(f"tool {name!r}: {must}: {why}")
 
 
 # Functions

@@ -307,14 +307,20 @@ async def run_code(
     """
     if not source.strip():
         return ToolResult.fail(f"{CODE_TOOL} requires non-empty code", code=ErrorCode.INVALID_ARGUMENTS)
-    printed = _Printed(update)
+    printed = ""
+
+    def add(stream: str, text: str) -> None:
+        nonlocal printed
+        printed = (printed + text)[-MAX_PROGRESS_CHARS:]  # the latest of it: updates may replace each other
+        update(printed)
+
     try:
         result = await (execute or runtime.execute_code)(
             source,
             tools=registry,
             limits=run.limits,
             context=run,
-            on_log=printed.add,
+            on_log=add,
             on_progress=lambda value: update(details=value),
             **options,
         )
@@ -327,18 +333,6 @@ async def run_code(
         raise run.state.abort
     with_logs = runtime.policy is None or runtime.policy.logs_to_model
     return code_result(result, with_logs=with_logs, with_variables=with_variables)
-
-
-class _Printed:
-    """What a script has printed so far, as progress: the latest of it, since updates may replace each other."""
-
-    def __init__(self, update: Callable[..., None]) -> None:
-        self._update = update
-        self._tail = ""
-
-    def add(self, stream: str, text: str) -> None:
-        self._tail = (self._tail + text)[-MAX_PROGRESS_CHARS:]
-        self._update(self._tail)
 
 
 def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variables: bool = False) -> ToolResult:

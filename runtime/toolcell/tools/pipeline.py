@@ -317,11 +317,11 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
     try:
         if args is not None:
             checked = CheckedArguments(args)
-            decoded = _decoded(tool, checked)
+            decoded = tool.decode(args)
         elif tool.checker.fits_here(received):
             checked = tool.checker.check(received)
             steps = checked.steps
-            decoded = _decoded(tool, checked)
+            decoded = tool.decode(checked.args)
         else:
             found = await _in_turn(call, tool, received)
             if found is None:
@@ -341,11 +341,6 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
     return None
 
 
-def _decoded(tool: RegisteredTool, checked: CheckedArguments) -> Any:
-    """Return the tool's own types of valid arguments, if it has any."""
-    return None if tool.spec.decode is None else tool.decode(checked.args)
-
-
 async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[CheckedArguments, Any] | None:
     """Check in a checker process, and make the tool's own types in a thread; None when the call was cut short."""
     work, line = call.run.scope.work, turns()
@@ -362,9 +357,9 @@ async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[Che
             checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
             _count(call, checked.steps)
             if tool.spec.decode is None or not is_large(received):
-                found.append((checked, _decoded(tool, checked)))
+                found.append((checked, tool.decode(checked.args)))
             else:
-                found.append((checked, await in_thread(partial(_decoded, tool, checked))))
+                found.append((checked, await in_thread(partial(tool.decode, checked.args))))
         finally:
             if threads and threads[-1].abandon():  # it runs on, and nobody else has its turn before it is over
                 threads[-1].when_over(partial(line.leave, work))
@@ -692,17 +687,12 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
         return _contained(context.call, exc)
     except BaseExceptionGroup as group:
         return _contained_group(context.call, group)
-    except anyio.get_cancelled_exc_class() as exc:
-        if _is_cancelled_from_above():
-            raise
-        return failure_of(context.call, exc)
-    except GeneratorExit as exc:
-        if context.is_closing:
-            raise
-        return failure_of(context.call, exc)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:
+        is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class()) and _is_cancelled_from_above()
+        if is_cancelled or (isinstance(exc, GeneratorExit) and context.is_closing):
+            raise
         return failure_of(context.call, exc)
 
 
@@ -919,12 +909,17 @@ async def _one_by_one(state: RegistryState, calls: Sequence[Call], on_result: On
     turn = TimeSlice()
     results = []
     for call in calls:
-        results.append(await run_call(state, call))
-        if on_result is not None:
-            await on_result(call, results[-1])
+        results.append(await _told(on_result, call, await run_call(state, call)))
         if len(calls) > 1:
             await turn.give_way()
     return results
+
+
+async def _told(on_result: OnResult | None, call: Call, result: ToolResult) -> ToolResult:
+    """Return a result that whoever asked for it has."""
+    if on_result is not None:
+        await on_result(call, result)
+    return result
 
 
 async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
@@ -940,17 +935,13 @@ async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: O
         await turn.give_way()
         results[index] = await perform(state, calls[index], tool)
 
-    runnable = [(index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool)]
-    if len(runnable) == 1:
-        await perform_one(runnable[0])
-    else:
-        await together(perform_one, deque(runnable))
+    await together(
+        perform_one, deque((index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool))
+    )
     concluded = []
     for call, result in zip(calls, results, strict=True):
         assert result is not None
-        concluded.append(await conclude(state, call, result))
-        if on_result is not None:
-            await on_result(call, concluded[-1])
+        concluded.append(await _told(on_result, call, await conclude(state, call, result)))
         await turn.give_way()
     return concluded
 
@@ -999,9 +990,7 @@ async def _refuse_surplus(
     results = []
     for call in surplus:
         refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
-        results.append(await refuse(state, call, refusal))
-        if on_result is not None:
-            await on_result(call, results[-1])
+        results.append(await _told(on_result, call, await refuse(state, call, refusal)))
         await turn.give_way()
     return results
 

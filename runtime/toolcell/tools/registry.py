@@ -763,9 +763,7 @@ class ToolRegistry:
         """Return this registry as it is now, frozen, for a run to work with."""
         if self._frozen:
             return self
-        snapshot = ToolRegistry.__new__(ToolRegistry)
-        snapshot._begin(self._state, self.events, self._shared_run, None)
-        return snapshot.freeze()
+        return self._over(self._state, None).freeze()
 
     def with_tools(self, tools: Sequence[RegisteredTool]) -> ToolRegistry:
         """Return a snapshot that has these tools too, under the same rules and hooks.
@@ -777,10 +775,13 @@ class ToolRegistry:
         for tool in tools:
             if (other := known.get(tool.name)) is not None and other.identity is not tool.identity:
                 raise UsageError(f"a tool of the registry has the name {tool.name!r}, which is taken; rename it")
-        with_them = ToolRegistry.__new__(ToolRegistry)
         state = replace(self._state, tools={**known, **{tool.name: tool for tool in tools}})
-        with_them._begin(state, self.events, self._shared_run, None)
-        return with_them.freeze()
+        return self._over(state, None).freeze()
+
+    def _over(self, state: RegistryState, policy: CallPolicy | None) -> ToolRegistry:
+        made = ToolRegistry.__new__(ToolRegistry)
+        made._begin(state, self.events, self._shared_run, policy)
+        return made
 
     @property
     def makes_requests(self) -> bool:
@@ -833,9 +834,7 @@ class ToolRegistry:
         policies = [each for registry in (self, *others) for each in registry._state.policies]
         unique = dict.fromkeys([*policies, *shared, policy])
         state = replace(self._state, tools=dict(tools), policies=tuple(unique))
-        derived = ToolRegistry.__new__(ToolRegistry)
-        derived._begin(state, self.events, self._shared_run, policy)
-        return derived
+        return self._over(state, policy)
 
     def follow(self, before: RegistryState, now: RegistryState) -> None:
         """Make the changes of tools, hooks and middleware that led another registry from one state to a later one."""

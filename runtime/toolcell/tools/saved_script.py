@@ -505,7 +505,8 @@ def save_version(
     compile_tool(target.spec(script))
     _check_free(script.name, state)
     script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
-    versions = _versions(script.name, state)
+    sources = [tool.spec.source for tool in state.tools.values()]
+    versions = {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == script.name}
     if folder is not None:
         _check_next(script, load_scripts(folder, script.name) if os.path.isdir(folder) else (), state, target)
         latest = _save_files(folder, script)
@@ -557,12 +558,6 @@ def _check_next(script: SavedScript, saved: Sequence[SavedScript], state: Regist
         versions[max(versions, default=0) + 1] = script
     made = {tool.name: tool for tool in _tools_of_versions(versions, state, target)}
     check_collisions(made, {**state.tools, **made})
-
-
-def _versions(name: str, state: RegistryState) -> dict[int, SavedScript]:
-    """Return the versions of a script that are registered."""
-    sources = [tool.spec.source for tool in state.tools.values()]
-    return {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == name}
 
 
 def _tools_of_versions(

@@ -106,14 +106,13 @@ class RegisteredTool:
         self.features = spec.features.after(features_of(options))
 
     def decode(self, args: dict[str, Any]) -> Any:
-        """Return validated arguments as the Python types the tool declares.
+        """Return validated arguments as the Python types the tool declares; None where these are no more than JSON.
 
         Raises:
             ArgumentError: a type has rules its JSON Schema cannot express, and they are not met.
         """
-        assert self.spec.decode is not None
         try:
-            return self.spec.decode(args)
+            return None if self.spec.decode is None else self.spec.decode(args)
         except (ValueError, TypeError) as exc:
             from pydantic import ValidationError
 

@@ -45,7 +45,6 @@ class AnthropicProvider(SdkProvider):
     client_class = "AsyncAnthropic"
 
     def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
-        """Return the method behind POST /v1/messages."""
         method: Callable[..., Awaitable[Any]] = client.messages.create
         return method
 
@@ -77,7 +76,6 @@ class AnthropicProvider(SdkProvider):
         return _response(list(map(fields_of, message["content"])), message.get("stop_reason"), message.get("usage"))
 
     def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
-        """Return what builds a message from stream events."""
         return _MessageAccumulator(on_update)
 
 

@@ -47,7 +47,6 @@ class OpenAIProvider(SdkProvider):
     stream_options: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
 
     def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
-        """Return the method behind POST /v1/chat/completions."""
         method: Callable[..., Awaitable[Any]] = client.chat.completions.create
         return method
 
@@ -78,7 +77,6 @@ class OpenAIProvider(SdkProvider):
         return _read_message(message, calls, choice.get("finish_reason"), completion.get("usage"))
 
     def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
-        """Return what builds a completion from stream chunks."""
         return _CompletionAccumulator(on_update, frozenset(tool.name for tool in tools))
 
 

@@ -97,7 +97,8 @@ def as_provider_error(exc: Exception) -> ProviderError:
     said = f"{exc}: {str(words)[:500]}" if words and str(words) not in str(exc) else str(exc)
     if isinstance(status, int):
         is_passing = (status in TRANSIENT_STATUSES and not _is_used_up(reported)) or (status < 400 and is_transient)
-        is_retryable = _should_retry(headers, is_passing)
+        asked = headers.get("x-should-retry", "").lower()
+        is_retryable = {"true": True, "false": False}.get(asked, is_passing)
         wait_s = _retry_after_s(headers)
         wait_s = _retry_delay_s(reported) if wait_s is None else wait_s
         return ProviderError(said, status=status, retryable=is_retryable, retry_after_s=wait_s)
@@ -169,25 +170,17 @@ def _is_transient(error: Any) -> bool:
     return not TRANSIENT_ERRORS.isdisjoint(found) or not {str(each) for each in TRANSIENT_STATUSES}.isdisjoint(found)
 
 
-def _should_retry(headers: Mapping[str, str], default: bool) -> bool:
-    """Return what the server says about another attempt, or else `default`."""
-    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower(), default)
-
-
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the wait that the server asks for: milliseconds, seconds or a date."""
     if (wait_s := _number(headers.get("retry-after-ms"))) is not None:
         return wait_s / 1000
-    text = headers.get("retry-after")
-    if text is None:
-        return None
+    text = headers.get("retry-after", "")
     if (wait_s := _number(text)) is not None:
         return wait_s
     try:
-        until = parsedate_to_datetime(text)
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
         return None
-    return max(0.0, until.timestamp() - time.time())
 
 
 def _number(text: str | None) -> float | None:

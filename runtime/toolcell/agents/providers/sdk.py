@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from toolcell.agents.providers.provider import (
 )
 from toolcell.agents.providers.retries import as_provider_error
 from toolcell.errors import Misconfigured, UsageError
+from toolcell.support.lazy import needed
 from toolcell.support.text import whole_characters
 from toolcell.tools import ToolDefinition
 
@@ -85,11 +85,7 @@ class SdkProvider(ABC):
 
     @classmethod
     def _new_client(cls, options: Mapping[str, Any]) -> Any:
-        try:
-            sdk = importlib.import_module(cls.package)
-        except ImportError as exc:
-            needs = f"{cls.__name__} needs the {cls.package} package: pip install 'toolcell[{cls.package}]'"
-            raise UsageError(needs) from exc
+        sdk = needed(cls.package, cls.__name__, cls.package)
         try:
             return getattr(sdk, cls.client_class)(**options)
         except Exception as exc:  # no key, or an option that the SDK does not know
