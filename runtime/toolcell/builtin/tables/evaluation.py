@@ -214,7 +214,8 @@ def _result(total: _Total, op: str) -> Number | None:
         raise ToolError("a sum is larger than a number can be")
     if op == "avg":
         value = value // numbers if value % numbers == 0 else value / numbers
-    return _tidy(float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value)
+    rounded = float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+    return _tidy(rounded if math.isfinite(rounded) else value)  # the largest number is rounded to infinity
 
 
 def _parts(column: str) -> pl.Expr:
