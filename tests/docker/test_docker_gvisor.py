@@ -80,7 +80,7 @@ def test_a_frame_and_an_array_go_in_and_out_as_they_are(image: str) -> None:
     array = np.random.default_rng(1).random((1000, 1000))
     backend = DockerBackend(image, runtime="runsc", packages=DATA_PACKAGES)
     limits = Limits(frame_bytes=16 * MIB, result_bytes=16 * MIB, wall_s=60)
-    with SyncRuntime(backend=backend, limits=limits) as runtime:
+    with SyncRuntime(backend=backend, limits=limits, pool=PoolConfig(warm=0)) as runtime:
         result = runtime.execute_code("set_result([df.loc[[3, 1, 2]], a.T.copy()])", inputs={"df": frame, "a": array})
         libraries = runtime.execute_code(LIBRARIES)
     assert result.ok, result.error

@@ -12,7 +12,7 @@ from rows import each_row
 from runtime.beside_cpython import OF_EACH_KIND, ending_in_cpython, ending_of, registry, source_of
 from runtime.plain_python import LIBRARIES, PROGRAMS, died_of
 from runtime.plain_scripts import HELPER
-from toolcell import Limits, Outcome, SyncRuntime, ToolRegistry
+from toolcell import Limits, Outcome, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.testing.contract.termination import OWN_SIGNALS
@@ -51,7 +51,9 @@ def test_a_signal_to_itself_ends_a_script_and_is_named(runtime: SyncRuntime, sou
 
 
 def test_libraries_keep_few_heaps_and_look_for_no_programs(docker_image: ImageRef) -> None:
-    with SyncRuntime(backend=DockerBackend(docker_image.id, packages=DATA_PACKAGES)) as runtime:
+    with SyncRuntime(
+        backend=DockerBackend(docker_image.id, packages=DATA_PACKAGES), pool=PoolConfig(warm=0)
+    ) as runtime:
         result = runtime.execute_code(LIBRARIES)
     assert result.value == 2, result.error
     assert "physical cores" not in result.logs.stderr

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.docker
 
 def test_a_session_in_a_container_keeps_its_state_and_is_rebuilt(docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
-    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         assert session.execute_code("x = [41]; open('f', 'w').write('f')").ok
         late = session.execute_code("import time\ntime.sleep(60)", limits=Limits(wall_s=0.3))
         left = session.execute_code("import os\nif os.fork() == 0: time.sleep(60)")
@@ -44,7 +44,7 @@ def test_an_interrupt_that_the_daemon_passes_on_late_does_not_meet_the_next_scri
 
     monkeypatch.setattr(EngineClient, "kill", late)
     backend = DockerBackend(docker_image.id)
-    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         session.execute_code("import time")
         for _ in range(3):
             stopped = session.execute_code("while True: time.sleep(0.01)", limits=Limits(wall_s=0.3))
@@ -75,7 +75,7 @@ def test_a_state_is_brought_back_by_value_in_another_container(docker_image: Ima
         "  n += 1\n  return n\nup()\nos.makedirs('a')\nopen('a/f', 'w').write('f')\nbig = bytes(20 << 20)\nbox.drawn"
     )
     looks = "[box.drawn, isinstance(box, Box), up(), open('a/f').read(), len(big), random.random()]"
-    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         drawn = session.execute_code(leaves).value
         with session.fork() as copy:
             there = copy.execute_code(looks)
@@ -93,7 +93,7 @@ def test_a_state_is_brought_back_by_value_in_another_container(docker_image: Ima
 def test_names_stay_when_a_thread_ends_with_its_container(docker_image: ImageRef, end: str) -> None:
     backend = DockerBackend(docker_image.id)
     source = "import threading\nn = 5\nthreading.Thread(target=threading.Event().wait, name='stuck').start()"
-    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         left = session.execute_code(source + end, limits=Limits(wall_s=2))
         back = session.execute_code("[n, len(threading.enumerate())]")
 

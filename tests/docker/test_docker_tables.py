@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolcell import Limits, SyncRuntime, ToolRegistry
+from toolcell import Limits, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.results import Array, Table
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -40,7 +40,7 @@ def doubled(df: pd.DataFrame) -> pd.DataFrame:
 def runtime(docker_image: ImageRef) -> Iterator[SyncRuntime]:
     backend = DockerBackend(docker_image.id, packages=DATA_PACKAGES)
     limits = Limits(frame_bytes=64 * MIB, result_bytes=64 * MIB, memory_bytes=1024 * MIB, wall_s=60)
-    with SyncRuntime(registry, backend=backend, limits=limits) as runtime:
+    with SyncRuntime(registry, backend=backend, limits=limits, pool=PoolConfig(warm=0)) as runtime:
         yield runtime
 
 
