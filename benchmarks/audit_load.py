@@ -25,7 +25,8 @@ import anyio
 import anyio.lowlevel
 
 from toolcell import Limits, Policy, RunContext, ToolRegistry
-from toolcell.audit import records, store
+from toolcell.audit import records
+from toolcell.audit.databases import database_of, read_log_id
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder, ScriptRecording
@@ -154,9 +155,9 @@ def checked(folder: Path) -> dict[str, Any]:
     """Verify the record, and look for effects without a start."""
     path = folder / "runs.db"
     began = time.perf_counter()
-    report = verify(path, [KEY], heads=saved_heads(store.read_log_id(path), folder / "heads"))
+    report = verify(path, [KEY], heads=saved_heads(read_log_id(path), folder / "heads"))
     verify_s = time.perf_counter() - began
-    with closing(store.open_read_only(path)) as db:
+    with closing(database_of(path).open_read_only()) as db:
         rows = db.execute("SELECT body FROM event WHERE kind = ?", (records.CALL_STARTED,))
         started = {records.fields_of(records.CALL_STARTED, body)["args"]["name"] for (body,) in rows}
     happened = (folder / "effects").read_text().split()

@@ -69,6 +69,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return LOOPS[name]
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The address of one PostgreSQL server for all tests of a process that need one."""
+    from builtin_stores import running_server
+
+    with running_server() as address:
+        yield address
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("every_loop") and "anyio_backend" in metafunc.fixturenames:
         metafunc.parametrize("anyio_backend", list(LOOPS), indirect=True)

@@ -76,8 +76,9 @@ class Runtime(OpenedInBlock):
         egress: EgressRules | None = None,
         allow_unisolated: bool = False,
     ) -> None:
-        """`registry` may be a list of tools. `record`: a file, such as "runs.db", that holds what scripts did, and what
-        suspended runs, sessions, drafts and maps need to outlive this process.
+        """`registry` may be a list of tools. `record`: a file, such as "runs.db", or a database, such as
+        "postgresql://user@host/name", that holds what scripts did, and what suspended runs, sessions, drafts and maps
+        need to outlive this process.
         `egress`: an `Egress` says where libraries of scripts may send HTTP requests; without one they have no network.
         `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
         self.environment = Environment(
@@ -241,7 +242,7 @@ class Runtime(OpenedInBlock):
         stack.callback(end_idle)
         self._warn_of_labels()
         runs, sandboxes = self.runs, self.sandboxes
-        self._open_record(stack)
+        await self._open_record(stack)
         if runs.requests is not None:
             await runs.requests.open()
             stack.push_async_callback(runs.requests.aclose)
@@ -268,15 +269,17 @@ class Runtime(OpenedInBlock):
         for problem in unmatched(self.policy.flows, reads, sends) if reads or sends else ():
             warn_user(f"Policy(flows=): {problem}")
 
-    def _open_record(self, stack: AsyncExitStack) -> None:
+    async def _open_record(self, stack: AsyncExitStack) -> None:
         if self.record is None:
             return
         from toolcell.audit.recorder import Recorder
 
-        if not self.record.is_open:
-            stack.callback(self.record.open().close)
-        stack.callback(self.journals.close)
-        self.journals.open()
+        journals, record = self.journals, self.record
+        if not record.is_open:
+            stack.push_async_callback(journals.call, record.close)
+            await journals.call(record.open)
+        stack.push_async_callback(journals.call, journals.close)
+        await journals.call(journals.open)
         self.runs.recorder = Recorder(self.record)
         if self.environment.is_built_in and self.runs.policy.hash_seed is None:
             self.runs.policy = self.runs.policy.model_copy(update={"hash_seed": self.journals.hash_seed})
@@ -552,5 +555,7 @@ def _record_of(given: str | os.PathLike[str] | AuditLog) -> AuditLog:
     if isinstance(given, AuditLog):
         return given
     if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"record= takes a file or an AuditLog, not {type(given).__name__} {given!r:.80}")
+        raise UsageError(
+            f"record= takes a file, a postgresql:// URL or an AuditLog, not {type(given).__name__} {given!r:.80}"
+        )
     return AuditLog(given)

@@ -14,6 +14,7 @@ import anyio
 from toolcell import Limits, Policy, ToolRegistry
 from toolcell.audit import records, store
 from toolcell.audit.config import RecordConfig
+from toolcell.audit.databases import database_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
@@ -131,7 +132,7 @@ class Ledger:
 
     def found(self) -> list[StoredEvent]:
         """Every event, in the order in which they were written."""
-        with closing(store.open_read_only(self.path)) as db:
+        with closing(database_of(self.path).open_read_only()) as db:
             return [records.event_of(row) for row in db.execute(f"SELECT {store.EVENT_COLUMNS} FROM event ORDER BY id")]
 
     def kinds(self) -> list[str]:

@@ -19,8 +19,9 @@ from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
 from toolcell.audit import records
+from toolcell.audit.databases import read_log_id
 from toolcell.audit.signatures import Head, saved_heads
-from toolcell.audit.store import BadInput, read_log_id
+from toolcell.audit.store import BadInput
 from toolcell.audit.verification import verify
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))

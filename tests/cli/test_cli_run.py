@@ -115,7 +115,7 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
 
     seen = fake.seen
     assert status == exits.OK
-    assert seen["record"] == Path("runs")
+    assert seen["record"] == "runs"
     assert seen["source"].startswith("x = 1\n")
     assert seen["limits"] == Limits(wall_s=2.5, memory_bytes=64 * 1024 * 1024, tool_calls=3)
     assert seen["policy"] == Policy(

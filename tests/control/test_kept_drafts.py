@@ -259,7 +259,7 @@ async def test_while_another_process_has_locked_the_record_a_draft_that_goes_on_
             tasks.start_soon(beat)
             await locked.wait()
             tasks.start_soon(runtime.execute_code, "1")
-            while not log._is_waiting:
+            while not log.database.is_waiting:
                 await anyio.sleep(0.01)
             result = await runtime.execute_code("call_tool('write', text='b')", dry_run=draft)
             tasks.cancel_scope.cancel()

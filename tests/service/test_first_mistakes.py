@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from rows import each_row
-from toolcell.audit.store import BadInput, read_log_id
+from toolcell.audit.databases import read_log_id
+from toolcell.audit.store import BadInput
 from toolcell.errors import ServiceUnavailable, UsageError
 from toolcell.service import Client, ServiceConfig, SyncClient, TenantConfig
 from toolcell.service.service import Service

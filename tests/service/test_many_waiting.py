@@ -122,7 +122,7 @@ async def test_no_journal_is_read_by_the_event_loop(tmp_path: Path, monkeypatch:
             await session.resume(waits.suspension, {each.id: Approve() for each in waits.suspension.calls})
         async with runtime.session("one", restore=True) as session:
             assert (await session.execute_code("1")).ok
-        assert runtime.sessions.keeps("one") and not runtime.sessions.keeps("../one")
+        assert await runtime.sessions.keeps("one") and not await runtime.sessions.keeps("../one")
     assert read_in == set()
 
 

@@ -236,7 +236,7 @@ def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime
 
 
 def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not_stay(on_disk: SyncRuntime) -> None:
-    folder = on_disk.runtime.journals.database.path
+    folder = on_disk.runtime.journals.database.file
     with on_disk.session() as nameless, on_disk.session("named") as named:
         nameless.execute_code("1")
         named.execute_code("1")
@@ -248,7 +248,7 @@ def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not
 def test_a_damaged_journal_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime) -> None:
     with on_disk.session("damaged") as session:
         session.execute_code("marked = 1")
-    journals.replace(on_disk.runtime.journals.database.path, "session", b"\xaamarked = 1", b"\xabmarked = 1")
+    journals.replace(on_disk.runtime.journals.database.file, "session", b"\xaamarked = 1", b"\xabmarked = 1")
 
     with pytest.raises(SessionError, match="damaged"):
         on_disk.session("damaged", restore=True).__enter__()

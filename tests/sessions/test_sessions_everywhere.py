@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry
-from toolcell.audit.store import events, open_read_only
+from toolcell.audit.databases import database_of
+from toolcell.audit.store import events
 from toolcell.errors import SessionError, UsageError
 from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
@@ -69,7 +70,7 @@ def test_each_script_is_a_run_in_the_audit_log_with_the_name_of_its_session(tmp_
             second = session.execute_code("x", context=RunContext(user_id="u1"))
         assert runtime.execute_code("1").session is None
 
-    with closing(open_read_only(tmp_path / "log")) as db:
+    with closing(database_of(tmp_path / "log").open_read_only()) as db:
         who = [event.fields["who"] for event in events(db, "kind = 'run_started'")]
     assert [each.get("session", "") for each in who] == ["customer-42", "customer-42", ""]
     assert [each["run"] for each in who[:2]] == [first.run_id, second.run_id]

@@ -9,17 +9,18 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "ABORTED", "MISSING_CALL", "TRUST_TEXTS", "UNFINISHED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput",
-    "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "RecordConfig", "RecordedCall", "RecordedRun",
-    "Recorder", "Report", "RunSummary", "Searched", "ShownCall", "ShownLine", "ShownRun", "Signer", "Sink",
-    "SpanSink", "ToolContent", "Trust", "Verifier", "default_key_path", "exporting_sink", "json_line", "jsonable",
-    "key_ranges", "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id",
-    "receipt", "removals", "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table",
-    "unreadable_line", "verify", "visible",
+    "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "Place", "RecordConfig", "RecordDatabase",
+    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunSummary", "Searched", "ShownCall", "ShownLine",
+    "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "database_of", "default_key_path",
+    "exporting_sink", "is_url", "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer",
+    "load_verifier", "not_recorded", "read_log_id", "receipt", "removals", "save_private", "saved_heads", "search",
+    "shown_text", "to_html", "tool_table", "unreadable_line", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import RecordConfig, ToolContent
+    from toolcell.audit.databases import Place, database_of, is_url, read_log_id
     from toolcell.audit.events import lines_of, unreadable_line
     from toolcell.audit.filters import Filter
     from toolcell.audit.html import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from toolcell.audit.run_record import ABORTED
     from toolcell.audit.signatures import Head, load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
-    from toolcell.audit.store import UNFINISHED, BadInput, read_log_id
+    from toolcell.audit.store import UNFINISHED, BadInput, RecordDatabase
     from toolcell.audit.text_search import Match, Searched, search
     from toolcell.audit.verification import Report, verify
 else:
@@ -60,6 +61,7 @@ else:
         __name__,
         {
             "toolcell.audit.config": "RecordConfig ToolContent",
+            "toolcell.audit.databases": "Place database_of is_url read_log_id",
             "toolcell.audit.events": "lines_of unreadable_line",
             "toolcell.audit.filters": "Filter",
             "toolcell.audit.html": ("TRUST_TEXTS ShownCall ShownLine ShownRun shown_text to_html visible"),
@@ -77,7 +79,7 @@ else:
             "toolcell.audit.run_record": "ABORTED",
             "toolcell.audit.signatures": "Head load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
-            "toolcell.audit.store": "UNFINISHED BadInput read_log_id",
+            "toolcell.audit.store": "UNFINISHED BadInput RecordDatabase",
             "toolcell.audit.text_search": "Match Searched search",
             "toolcell.audit.verification": "Report verify",
         },

@@ -12,18 +12,18 @@ NEWEST_FIRST: Final = "started DESC, n DESC, writer DESC"
 
 _HAS_TEXT: Final = """(
     WITH wanted(text) AS (VALUES (?))
-    SELECT instr(lower(coalesce(id, '') || char(10) || coalesce(title, '')), text)
-        OR instr(lower(coalesce(user, '') || char(10) || coalesce(session, '')), text)
+    SELECT instr(lower(coalesce(id, '') || char(10) || coalesce(title, '')), text) > 0
+        OR instr(lower(coalesce(user, '') || char(10) || coalesce(session, '')), text) > 0
         OR EXISTS (
-            SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND instr(lower(tool), text)
+            SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND instr(lower(tool), text) > 0
         )
     FROM wanted
 )"""
 
 _MAY_HOLD: Final = """(writer, n) IN (
-    SELECT writer, run FROM event WHERE instr(body, ?) OR instr(body, CAST('_cut' AS BLOB))
-        OR (kind = 'run_ended' AND instr(body, CAST('stdout' AS BLOB)) AND instr(body, CAST('stderr' AS BLOB)))
-        OR instr(body, X'A57461626C65') OR instr(body, X'A56172726179')
+    SELECT writer, run FROM event WHERE instr(body, ?) > 0 OR instr(body, CAST('_cut' AS BLOB)) > 0
+        OR (kind = 'run_ended' AND instr(body, CAST('stdout' AS BLOB)) > 0 AND instr(body, CAST('stderr' AS BLOB)) > 0)
+        OR instr(body, X'A57461626C65') > 0 OR instr(body, X'A56172726179') > 0
 )"""
 """Runs with these bytes in an event; also those of which something was not recorded, those that printed to both
 streams, and those with a table or an array: what is searched of them does not stand together in an event."""
@@ -35,6 +35,12 @@ _DECIDED_BY: Final = f"""EXISTS (
     WITH wanted(name) AS (VALUES (?))
     SELECT 1 FROM wanted WHERE run.decided_by = name OR {_OF_CALLS.format("call.decided_by = name")}
 )"""
+
+
+class Glob(str):
+    """A pattern of SQLite's GLOB. Another database gets it in its own language."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +86,16 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         ("user = ?", wanted.user),
         ("session = ?", wanted.session),
         ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
-        (_OF_CALLS.format("tool GLOB ?"), wanted.tool),
+        (_OF_CALLS.format("tool GLOB ?"), Glob(wanted.tool) if wanted.tool is not None else None),
         (_DECIDED_BY, wanted.decided_by),
-        (_OF_REQUESTS.format("host GLOB ?"), wanted.host),
+        (_OF_REQUESTS.format("host GLOB ?"), Glob(wanted.host) if wanted.host is not None else None),
         (_OF_REQUESTS.format("secret = ?"), wanted.secret),
         (_MAY_HOLD, wanted.may_hold),
     )
     chosen = [(text, value) for text, value in rows if value is not None]
     if wanted.text:
         chosen.append((_HAS_TEXT, wanted.text.lower()))
-    where, values = ["1", *(text for text, _ in chosen)], [value for _, value in chosen]
+    where, values = ["1 = 1", *(text for text, _ in chosen)], [value for _, value in chosen]
     for comparison, place in (("<", wanted.before), (">", wanted.after)):
         if place is not None:
             where.append(f"(started, n, writer) {comparison} (?, ?, ?)")

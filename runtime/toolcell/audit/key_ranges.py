@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records, store
+from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import (
     ED25519,
     HMAC,
@@ -59,7 +60,7 @@ class KeyRange:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def key_ranges(path: Path, verifiers: Iterable[Verifier]) -> list[KeyRange]:
+def key_ranges(path: Place, verifiers: Iterable[Verifier]) -> list[KeyRange]:
     """Return who signed what in each chain, in the order in which the chains were begun.
 
     Raises:
@@ -67,7 +68,8 @@ def key_ranges(path: Path, verifiers: Iterable[Verifier]) -> list[KeyRange]:
     """
     keys = by_id(verifiers)
     found: list[KeyRange] = []
-    with closing(store.open_read_only(path)) as db, store.translated(path):
+    database = database_of(path)
+    with closing(database.open_read_only()) as db, database.translated():
         log = store.record_id(db)
         chains = db.execute("SELECT writer, max(n), min(at), max(at) FROM event GROUP BY writer ORDER BY min(id)")
         for chain, last, first_ns, last_ns in chains.fetchall():
@@ -119,7 +121,7 @@ def retired_keys(path: Path) -> list[Verifier]:
     return found
 
 
-def rotate(path: Path, logs: Iterable[Path], algorithm: str = "") -> tuple[Signer, Signer]:
+def rotate(path: Path, logs: Iterable[Place], algorithm: str = "") -> tuple[Signer, Signer]:
     """Replace the key at `path` by a new one and return both. The old key is kept beside it, to verify with.
 
     Each record gets an event, signed with the old key, that names the new one. Open writers go on with the old key.

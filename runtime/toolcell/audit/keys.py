@@ -219,7 +219,7 @@ def load_verifier(path: str | os.PathLike[str]) -> Verifier:
     return Ed25519Verifier(_pem(text, path, is_public=True)) if "PUBLIC KEY" in text else load_signer(path)
 
 
-def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path) -> Signer:
+def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path | None) -> Signer:
     """Return the signer for a log: one of the caller's, the key in a file, or our own.
 
     Raises:
@@ -231,7 +231,7 @@ def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path) -> Signer:
             raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
         return WrappedSigner(key)
     path = Path(key) if key is not None else default_key_path()
-    if path.resolve() == log.resolve():
+    if log is not None and path.resolve() == log.resolve():
         raise UsageError(f"the key {path} is the record that it would sign")
     return own_signer() if key is None else load_signer(path)
 

@@ -7,14 +7,13 @@ nor tools; those belong to the recorder.
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from typing import Any, Final, Self
 
 from toolcell.audit import cutting, records, retention, signatures, store
 from toolcell.audit.config import RecordConfig
+from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Signer, signer_of
 from toolcell.audit.records import GENESIS, SALT_BYTES, event_digest, hash_digest
 from toolcell.audit.redact import Redactor
@@ -35,8 +35,6 @@ from toolcell_bridge import __version__
 
 logger = logger_of("toolcell.audit")
 
-WAL_BYTES: Final = 4 << 20
-"""When the write-ahead log is larger, the thread that signs moves its pages into the database."""
 PRUNE_S: Final = 60.0
 """How often the thread that signs looks for what retention no longer keeps; sooner where `keep_s` is shorter."""
 PRUNE_EVENTS: Final = 1000
@@ -82,19 +80,36 @@ class _Event:
 class _Rows:
     """Rows of what runs need to go on: written beside events, and no part of the chain."""
 
-    __slots__ = ("rows", "size", "statement", "then")
+    __slots__ = ("last", "lock", "rows", "size", "statement", "then")
 
     def __init__(
-        self, statement: str, rows: Sequence[tuple[Any, ...]], then: Callable[[], object] | None, removes_bytes: int
+        self,
+        statement: str,
+        rows: Sequence[tuple[Any, ...]],
+        then: Callable[[], object] | None,
+        removes_bytes: int,
+        lock: store.Lock | None,
+        last: int,
     ) -> None:
-        self.statement, self.rows, self.then = statement, rows, then
+        self.statement, self.rows, self.then, self.lock, self.last = statement, rows, then, lock, last
         self.size = removes_bytes + sum(len(each) for row in rows for each in row if type(each) is bytes)
 
 
-class AuditLog:
-    """An append-only, hash-chained, signed record in an SQLite file. A `Runtime` opens it; elsewhere use `with`.
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each write
+class _Attempt:
+    """One transaction: what it was to write, and where the chain is after it."""
 
-    Safe in several threads. Several processes may share a file: each writes its own chain.
+    seq: int
+    last_hash: bytes
+    events: Sequence[_Event]
+    queued: Sequence[_Event | _Rows]
+
+
+class AuditLog:
+    """An append-only, hash-chained, signed record. A `Runtime` opens it; elsewhere use `with`.
+
+    `path` is an SQLite file, or the URL of a PostgreSQL database, which several hosts may share. Safe in several
+    threads. Several processes may share a record: each writes its own chain.
 
     `on_checkpoint` gets each signed head, in the thread that signs, soon after the events that it covers are on disk:
     give it to a place that whoever can write here cannot change. An exception of it is logged.
@@ -102,7 +117,7 @@ class AuditLog:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Place,
         *,
         config: RecordConfig | None = None,
         key: Signer | str | os.PathLike[str] | None = None,
@@ -111,9 +126,10 @@ class AuditLog:
         heads: str | os.PathLike[str] | None = None,
         on_checkpoint: Callable[[Head], object] | None = None,
     ) -> None:
-        if not os.fspath(path):
-            raise UsageError("a record's file needs a name, such as 'runs.db'")
-        self.path = Path(path)
+        self.database = database_of(path)
+        self.place = self.database.place
+        """Names the record in messages."""
+        self.path: Path | str = self.database.file or self.place
         self.config = config or RecordConfig()
         self.heads = Path(heads) if heads is not None else default_heads_dir()
         """Where the newest head of each chain is saved, outside the record."""
@@ -128,14 +144,14 @@ class AuditLog:
         sink takes its time."""
         self._queue: deque[_Event | _Rows] = deque()
         """Written with the next event: ends of calls, and what threads want to write that wait for another process."""
-        self._is_waiting = False
-        """A thread holds the lock and waits for another process."""
-        self._db: sqlite3.Connection | None = None
+        self.database.turn = self._lock
+        self._unsure: _Attempt | None = None
+        """The connection was lost while this was written, so it may be written or not."""
+        self._db: store.Connection | None = None
         self._why_closed = "it is not open"
         self._signer: Signer | None = None
         self._chain, self._seq, self._last_hash = "", 0, GENESIS
         self._id = ""
-        self._inode = (0, 0)
         self._after: tuple[str, int, bytes] | None = None
         self._signed_seq = 0
         self._salts, self._salt_at = b"", 0
@@ -160,9 +176,9 @@ class AuditLog:
             UsageError: the record is open already, or the key lies beside what it signs.
         """
         if self._db is not None:
-            raise UsageError(f"the record {self.path} is already open")
-        self._signer = signer = signer_of(self._key, self.path)
-        self._db = store.open_writable(self.path, is_synced=self.config.fsync == "always")
+            raise UsageError(f"the record {self.place} is already open")
+        self._signer = signer = signer_of(self._key, self.database.file)
+        self._db = self.database.open_writable(is_synced=self.config.fsync == "always")
         try:
             self._begin(self._db, signer)
         except BaseException:
@@ -175,11 +191,9 @@ class AuditLog:
         self._signing_thread = daemon_threads.start(self._sign_until_closed, name="toolcell-record")
         return self
 
-    def _begin(self, db: sqlite3.Connection, signer: Signer) -> None:
+    def _begin(self, db: store.Connection, signer: Signer) -> None:
         """Write the first event of a new chain: who writes it, and which event was the newest of the record."""
         self._id = store.record_id(db)
-        status = self.path.stat()
-        self._inode = (status.st_dev, status.st_ino)
         self._chain, self._seq, self._last_hash, self._signed_seq = os.urandom(6).hex(), 0, GENESIS, 0
         self._blobs.clear()
         self._after = db.execute("SELECT writer, n, hash FROM event ORDER BY id DESC LIMIT 1").fetchone()
@@ -190,9 +204,10 @@ class AuditLog:
     def _detach_after_fork(self) -> None:
         """Stop writing, in a forked child: the chain is the parent's, and another thread may have held our lock."""
         if self._db is not None:
-            self._lock = threading.RLock()
+            self._lock = self.database.turn = threading.RLock()
+            self.database.forget_connections()
             self._queue.clear()
-            self._abandoned = self._db  # SQLite forbids to use or close a parent's connection
+            self._abandoned = self._db  # a parent's connection must not be used, nor closed
             self._db, self._why_closed = None, "it was opened by the parent of this process"
 
     def close(self) -> None:
@@ -220,13 +235,7 @@ class AuditLog:
                 if type(each) is _Rows and each.then is not None:
                     each.then()
             self._queue.clear()
-            self._close_database(db)
-
-    def _close_database(self, db: sqlite3.Connection) -> None:
-        """Close the file. The last connection moves what is in the write-ahead log into the database, and syncs it."""
-        with suppress(sqlite3.Error):
-            db.execute("PRAGMA synchronous = NORMAL")
-        db.close()
+            self.database.close(db)
 
     @property
     def is_open(self) -> bool:
@@ -263,10 +272,12 @@ class AuditLog:
         until = time.monotonic() + store.LOCK_S
         self._queue.append(event)
         with self._lock:
-            if not event.seq:  # whoever had the lock before may have written it
+            while not event.seq:  # whoever had the lock before may have written it
                 try:
                     self._write([], max(0.001, until - time.monotonic()))
-                except BaseException:
+                except BaseException as exc:
+                    if isinstance(exc, AuditError) and self._unsure is not None and time.monotonic() < until:
+                        continue
                     self._queue.remove(event)
                     raise
         self._stir(event.seq)
@@ -276,7 +287,7 @@ class AuditLog:
         """Do the same, but return None and write nothing where that would have to wait for another process, or would
         write many bytes of what runs need to go on."""
         event = self._event(kind, run, fields, redactor)
-        if self._is_waiting or self.has_much_to_write() or not self._lock.acquire(timeout=OWN_LOCK_S):
+        if self.database.is_waiting or self.has_much_to_write() or not self._lock.acquire(timeout=OWN_LOCK_S):
             return None
         try:
             seq = self._write([event], 0.0)
@@ -306,17 +317,20 @@ class AuditLog:
         rows: Sequence[tuple[Any, ...]],
         then: Callable[[], object] | None = None,
         removes_bytes: int = 0,
+        lock: store.Lock | None = None,
+        last: int = 0,
     ) -> None:
         """Write rows of what runs need to go on, with the next event or in a moment. `then` is called after that.
+        `lock`: of their journal; `last`: number of its last record then.
 
         Raises:
             AuditError: the record is closed, or no longer written.
         """
         self._writable()
-        self._queue.append(_Rows(statement, rows, then, removes_bytes))
+        self._queue.append(_Rows(statement, rows, then, removes_bytes, lock, last))
         self._stir(self._seq)
 
-    def change(self, change: Callable[[sqlite3.Connection], Any]) -> Any:
+    def change(self, change: Callable[[store.Connection], Any]) -> Any:
         """Write what is queued and then change rows, in one transaction; return what `change` returns. Waits.
 
         Raises:
@@ -327,13 +341,28 @@ class AuditLog:
             self._write([], store.LOCK_S, also=lambda db: found.append(change(db)))
         return found[0]
 
+    def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> store.Lock:
+        """Lock the name of a journal; see `RecordDatabase.lock`."""
+        return self.database.lock(kind, name, is_unknown=is_unknown)
+
     def flush(self, *, wait: bool = False) -> bool:
         """Write what `append_later` was given. False: another process must be waited for.
 
         Raises:
             AuditError: it could not be written; it will be, with a later event.
         """
-        if (not wait and self._is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
+        until = time.monotonic() + (store.LOCK_S if wait else 0.0)
+        while True:
+            try:
+                return self._flush(wait)
+            except AuditError:
+                if self._unsure is None or time.monotonic() >= until:
+                    raise
+
+    def _flush(self, wait: bool) -> bool:
+        if not self._queue:
+            return True
+        if (not wait and self.database.is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
             return False
         try:
             return not self._queue or self._write([], store.LOCK_S if wait else 0.0) is not None
@@ -359,19 +388,23 @@ class AuditLog:
             self._wake_signing.set()
 
     def _write(
-        self, new: Sequence[_Event], wait_s: float, also: Callable[[sqlite3.Connection], object] | None = None
+        self, new: Sequence[_Event], wait_s: float, also: Callable[[store.Connection], object] | None = None
     ) -> int | None:
         """Write what is queued, these events and what `also` changes, in one transaction. The caller holds the lock.
 
         Return the seq of the last event; None: another process must be waited for, and nothing was written.
         """
         self._writable()
+        if self._unsure is not None:
+            self._find_out(self._unsure, wait_s)
         chain, seq, last_hash = self._chain, self._seq, self._last_hash
         queued = [*self._queue]  # at once: a thread may add to it
         events, rows, changes, has_effect = [], [], list[store.Row](), False
         for event in [*queued, *new] if queued else new:
             if type(event) is _Rows:
                 changes += [(event.statement, row) for row in event.rows]
+                if event.lock is not None:
+                    event.lock.attempted = event.last
                 continue
             assert type(event) is _Event
             seq += 1
@@ -387,28 +420,60 @@ class AuditLog:
             fields = dict(zip(records.FIELDS[kind], event.fields, strict=True))
             changes += store.rows_of(chain, seq, run, kind, at_ns, fields)
         if has_effect:
-            self._check_file()
+            self.database.check_present()
 
-        def write(db: sqlite3.Connection) -> None:
-            db.executemany(store.INSERT_EVENT, rows)
-            store.execute(db, changes)
+        def write(db: store.Connection) -> None:
+            with self.database.batch(db):
+                db.executemany(store.INSERT_EVENT, rows)
+                store.execute(db, changes)
             if also is not None:
                 also(db)
 
-        if not self._change(write, wait_s):
-            return None
-        for number, event in enumerate(events, self._seq + 1):
-            event.seq = number
-        self._seq, self._last_hash = seq, last_hash
-        for each in queued:
-            self._queue.popleft()
-            if type(each) is _Rows and each.then is not None:
-                each.then()
-        for event in events if self._sinks else ():
-            call_sinks(self._sinks, event.kind, chain, event.seq, event.run, event.at_ns, event.body)
+        attempt = _Attempt(seq, last_hash, events, queued)
+        try:
+            if not self._change(write, wait_s):
+                return None
+        except AuditError:
+            self._unsure = attempt if self.database.is_lost else None
+            raise
+        self._written(attempt)
         return seq
 
-    def _change(self, change: Callable[[sqlite3.Connection], object], wait_s: float) -> bool:
+    def _written(self, attempt: _Attempt) -> None:
+        """Take note of what is in the record now."""
+        for number, event in enumerate(attempt.events, self._seq + 1):
+            event.seq = number
+        self._seq, self._last_hash = attempt.seq, attempt.last_hash
+        for each in attempt.queued:
+            if self._queue and self._queue[0] is each:
+                self._queue.popleft()
+            elif each in self._queue:  # else whoever waited for it gave up
+                self._queue.remove(each)
+            if type(each) is _Rows:
+                if each.lock is not None:
+                    each.lock.written = each.lock.attempted
+                if each.then is not None:
+                    each.then()
+        for event in attempt.events if self._sinks else ():
+            call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
+
+    def _find_out(self, attempt: _Attempt, wait_s: float) -> None:
+        """Find out whether a transaction was committed. Without an event in it, it can be made again.
+
+        Raises:
+            AuditError: the database is not to be reached, or our chain is not what we wrote.
+        """
+        query, found = "SELECT n, hash FROM event WHERE writer = ? ORDER BY n DESC LIMIT 1", list[Any]()
+        if not self._change(lambda db: found.append(db.execute(query, (self._chain,)).fetchone()), wait_s):
+            raise AuditError(f"cannot write the record {self.place} now")
+        self._unsure = None
+        if found[-1] == (attempt.seq, attempt.last_hash) and attempt.seq > self._seq:
+            self._written(attempt)
+        elif found[-1] != (self._seq, self._last_hash) and self._seq:
+            self._failure = AuditError(f"the record {self.place} is not what was written to it; open it again")
+            raise self._failure
+
+    def _change(self, change: Callable[[store.Connection], object], wait_s: float) -> bool:
         """Commit a change, all or nothing. False: another process would have to be waited for, and nothing was done.
 
         Raises:
@@ -416,48 +481,17 @@ class AuditLog:
         """
         db = self._writable()
         try:
-            if not self._begin_write(db, wait_s):
+            if not self.database.begin_write(db, wait_s):
                 return False
             change(db)
             db.execute("COMMIT")
         except BaseException as exc:
-            with suppress(sqlite3.Error):
+            with suppress(*self.database.errors):
                 db.execute("ROLLBACK")
-            if isinstance(exc, sqlite3.Error):
-                raise AuditError(f"cannot write the record {self.path}: {store.why(exc)}") from exc
+            if isinstance(exc, self.database.errors):
+                raise AuditError(f"cannot write the record {self.place}: {self.database.why(exc)}") from exc
             raise
         return True
-
-    def _begin_write(self, db: sqlite3.Connection, wait_s: float) -> bool:
-        """Lock the file. Only here another process is waited for. False: that would be necessary, and `wait_s` is 0."""
-        try:
-            db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as exc:
-            if not exc.sqlite_errorname.startswith("SQLITE_BUSY"):
-                raise
-            if not wait_s:
-                return False
-            self._is_waiting = True
-            db.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
-            try:
-                db.execute("BEGIN IMMEDIATE")
-            finally:
-                self._is_waiting = False
-                db.execute("PRAGMA busy_timeout = 0")
-        return True
-
-    def _check_file(self) -> None:
-        """Check that the file is still there: SQLite goes on writing into one that was removed.
-
-        Raises:
-            AuditError: it was removed or replaced.
-        """
-        try:
-            status = os.stat(self.path)
-        except OSError as exc:
-            raise AuditError(f"cannot write the record {self.path}: it was removed ({exc.strerror})") from exc
-        if (status.st_dev, status.st_ino) != self._inode:
-            raise AuditError(f"cannot write the record {self.path}: another file was put in its place")
 
     def _next_salt(self) -> bytes:
         """Return random bytes. They are drawn for many events at once, because a system call takes longer."""
@@ -477,7 +511,7 @@ class AuditLog:
         if now_ns - self._blobs.get(digest, 0) < BLOB_USED_NS:
             return True
         statement = "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used = excluded.used"
-        if (not wait and self._is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
+        if (not wait and self.database.is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
             return False
         try:
             row = (digest, content, now_ns)
@@ -488,9 +522,9 @@ class AuditLog:
         self._blobs[digest] = now_ns
         return True
 
-    def _writable(self) -> sqlite3.Connection:
+    def _writable(self) -> store.Connection:
         if self._db is None:
-            raise AuditError(f"the record {self.path} cannot be written: {self._why_closed}")
+            raise AuditError(f"the record {self.place} cannot be written: {self._why_closed}")
         if self._failure is not None:
             raise self._failure
         return self._db
@@ -544,23 +578,14 @@ class AuditLog:
                     signatures.forget_heads(self.heads, self._id, [after[0]])
 
     def _sync(self) -> None:
-        """Wait until what was written is on disk.
-
-        The write-ahead log is opened beside SQLite, which has no lock on it that closing it here would end.
-        """
+        """Wait until what was written is on disk."""
         if self.config.fsync == "never":
             return
         try:
-            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return
-        try:
-            os.fsync(descriptor)
+            self.database.sync()
         except OSError as exc:  # what is on the disk now is not known, so no later event may claim to be safe
             self._failure = AuditError(f"the record did not reach the disk: {exc.strerror}; open it again")
             raise self._failure from exc
-        finally:
-            os.close(descriptor)
 
     def _sign_until_closed(self) -> None:
         """Sign new events soon after they were written. The signing thread runs this."""
@@ -581,7 +606,7 @@ class AuditLog:
                     self._sign()
                 self._prune_if_due()
             except Exception as exc:  # a full disk or an unreachable key; both may be temporary
-                logger.warning("the record %s could not be signed: %s", self.path, exc)
+                logger.warning("the record %s could not be signed: %s", self.place, exc)
                 self._is_closing.wait(self.config.checkpoint_s)
 
     def _can_sleep(self) -> bool:
@@ -598,11 +623,7 @@ class AuditLog:
         head = self._checkpoint(signatures.TIME)
         self._sync()
         self._publish(head)
-        with suppress(FileNotFoundError):
-            if os.stat(f"{self.path}-wal").st_size > WAL_BYTES:
-                with closing(store.open_writable(self.path)) as db:
-                    db.execute("PRAGMA synchronous = NORMAL")
-                    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        self.database.compact()
 
     # Retention
 
@@ -618,7 +639,7 @@ class AuditLog:
         done: dict[str, retention.Removal] = {}
         is_more = True
         while is_more:
-            plan = retention.removals(self.path, self.config, [signer], PRUNE_EVENTS)
+            plan = retention.removals(self.database, self.config, [signer], PRUNE_EVENTS)
             is_more = any(each.count >= PRUNE_EVENTS for each in plan)
             for removal in plan:
                 before = done.get(removal.chain)
@@ -628,7 +649,7 @@ class AuditLog:
                 else:
                     done.setdefault(removal.chain, removal)
         if any(each.count for each in done.values()):
-            with self._lock, store.translated(self.path, "prune"):
+            with self._lock, self.database.translated("prune"):
                 retention.remove_blobs(self._writable(), time.time_ns())
         return [*done.values()]
 
@@ -640,7 +661,7 @@ class AuditLog:
         said: tuple[Any, ...] = (removal.chain, removal.seq, removal.record_hash, removal.count, removal.reason, {})
         body = packing.pack_fields(said)
 
-        def remove(db: sqlite3.Connection) -> None:
+        def remove(db: store.Connection) -> None:
             retention.remove(db, removal, head)
 
         with self._lock:

@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any, Final, Self
 
 from toolcell.audit import records, store
+from toolcell.audit.databases import Place, database_of
 from toolcell.audit.filters import NEWEST_FIRST, Filter, conditions
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.reader import LinkedRun, RecordedRun, assemble
@@ -104,14 +105,12 @@ _PLACE: Final = re.compile(r"([0-9a-f]{12}):([0-9]{1,18})")
 class Index:
     """Reads one record. Use it in a `with` block and in one thread. `verifiers` are the keys that it trusts."""
 
-    def __init__(self, path: str | Path, verifiers: Iterable[Verifier] = ()) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Place, verifiers: Iterable[Verifier] = ()) -> None:
+        self._database = database_of(path)
         self._verifiers = by_id(verifiers)
-        self._db = store.open_read_only(self.path)
-        with store.translated(self.path):
+        self._db = self._database.open_read_only()
+        with self._database.translated():
             self._log = store.record_id(self._db)
-            for statement in store.PLAIN_ROWS:
-                self._db.execute(statement)
         self._walked: dict[str, tuple[int, int]] = {}
         """Chain to the last stretch of events that were found to be what was signed."""
 
@@ -122,8 +121,13 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the record."""
         self._db.close()
+
+    @property
+    def place(self) -> str:
+        """Names the record in messages."""
+        return self._database.place
 
     @property
     def log(self) -> str:
@@ -136,7 +140,7 @@ class Index:
         return [*self._verifiers.values()]
 
     def copy_to(self, path: Path) -> None:
-        """Copy the whole record to a new file that only its owner may read, also while others write to it.
+        """Copy the whole record to a new SQLite file that only its owner may read, also while others write to it.
 
         Raises:
             BadInput: the file exists or cannot be written, or others may put files beside it.
@@ -147,18 +151,19 @@ class Index:
             check_files_beside(path)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (StoreError, OSError) as exc:
-            raise store.BadInput(f"cannot write {path}: {store.why(exc)}") from exc
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+            raise store.BadInput(f"cannot write {path}: {why}") from exc
         try:
-            with store.translated(self.path, "copy"), closing(sqlite3.connect(path)) as copy:
-                self._db.backup(copy)
+            with self._database.translated("copy"), closing(sqlite3.connect(path)) as copy:
+                self._database.copy_to(self._db, copy)
         except BaseException:
             path.unlink()
             raise
 
     def state(self) -> object:
         """Return what differs once somebody has written to the record."""
-        with store.translated(self.path):
-            return self._db.execute("PRAGMA data_version").fetchone()[0]
+        with self._database.translated():
+            return self._database.state(self._db)
 
     def refresh(self) -> None:
         """Look at every event again: whoever can write the file may have changed one."""
@@ -245,11 +250,12 @@ class Index:
         told = store.told_run(changes)
         if told["outcome"] == UNFINISHED:  # the calls of a run under way are counted in the table alone
             calls = self._db.execute(
-                "SELECT count(*), total(status NOT IN ('ok', 'pending', ?)) FROM call WHERE writer = ? AND run = ?",
+                "SELECT count(*), count(*) FILTER (WHERE status NOT IN ('ok', 'pending', ?)) FROM call "
+                "WHERE writer = ? AND run = ?",
                 (UNFINISHED, chain, seq),
             ).fetchone()
-            told |= {"calls": calls[0], "failed": int(calls[1])}
-            row = (*row[:11], calls[0], int(calls[1]), *row[13:])
+            told |= {"calls": calls[0], "failed": calls[1]}
+            row = (*row[:11], calls[0], calls[1], *row[13:])
         said = tuple(told[name] for name in _COLUMNS.split(", "))
         return said, said == row
 
@@ -257,12 +263,13 @@ class Index:
 
     def select(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query of ours over `run`, `call`, `plain_run` and `plain_call`."""
-        with store.translated(self.path):
-            return self._db.execute(query, tuple(values)).fetchall()
+        with self._database.translated():
+            found: list[tuple[Any, ...]] = self._db.execute(query, tuple(values)).fetchall()
+        return found
 
     def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
         """Return the runs that a filter selects, oldest first."""
-        with store.translated(self.path):
+        with self._database.translated():
             return self._runs(wanted or Filter())
 
     def _runs(self, wanted: Filter) -> list[RunSummary]:
@@ -304,8 +311,8 @@ class Index:
         if not exact and not is_whole:
             found = self.select(f"{query} substr(id, 1, ?) = ? LIMIT 10", (len(id), store.storable(id)))
         if not found or not id:
-            raise UsageError(f"no run {id!r} in {self.path}; `toolcell audit list {self.path}` shows them")
-        with store.translated(self.path):
+            raise UsageError(f"no run {id!r} in {self.place}; `toolcell audit list {self.place}` shows them")
+        with self._database.translated():
             summaries = [self._summary(row) for row in found]
         if len(exact) > 1:  # anybody who can write there can add a run with an id that is taken
             best = min([*Trust].index(Trust(each.trust)) for each in summaries)
@@ -334,7 +341,7 @@ class Index:
         columns = "id, writer, n, started, outcome, user, relation, parent, decided_by"
         wanted, looked = [summary.id, summary.parent or ""], set[str]()
         found: dict[tuple[str, int], LinkedRun] = {}
-        with store.translated(self.path):
+        with self._database.translated():
             while wanted and len(found) < MAX_FAMILY:
                 id = wanted.pop()
                 if not id or id in looked:
@@ -356,7 +363,7 @@ class Index:
             AuditError: one is not what its hash says.
             ValueError: a row is no event.
         """
-        with store.translated(self.path):
+        with self._database.translated():
             found = list(store.events(self._db, "writer = ? AND run = ?", summary.chain, summary.seq))
         if damaged := next((event for event in found if not event.is_intact), None):
             raise AuditError(f"event {damaged.seq} of run {summary.id} was changed; run `toolcell audit verify`")
@@ -390,7 +397,7 @@ class Index:
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
         """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
-        with store.translated(self.path):
+        with self._database.translated():
             return self._stats(wanted or Filter())
 
     def hosts(self, wanted: Filter | None = None) -> list[dict[str, Any]]:
@@ -426,14 +433,15 @@ class Index:
         where, values = conditions(wanted)
         chosen = f"FROM plain_run AS run WHERE {where}"
         total, wall_s, cpu_s, scripts = self._db.execute(
-            f"SELECT count(*), total(wall_s), total(cpu_s), count(DISTINCT sha256) {chosen}", values
+            f"SELECT count(*), coalesce(sum(wall_s), 0.0), coalesce(sum(cpu_s), 0.0), count(DISTINCT sha256) {chosen}",
+            values,
         ).fetchone()
         outcomes = dict(self._db.execute(f"SELECT outcome, count(*) {chosen} GROUP BY outcome ORDER BY 2 DESC", values))
         trusts = Counter(each.trust for each in self._runs(replace(wanted, limit=None)))
         day = "coalesce(date(started / 1000000000, 'unixepoch'), '?')"
         days = dict(self._db.execute(f"SELECT {day}, count(*) {chosen} GROUP BY 1 ORDER BY 1", values))
         rows = self._db.execute(
-            f"SELECT tool, status, duration_us FROM plain_call JOIN (SELECT writer AS w, n AS s {chosen}) "
+            f"SELECT tool, status, duration_us FROM plain_call JOIN (SELECT writer AS w, n AS s {chosen}) AS found "
             "ON writer = w AND run = s ORDER BY tool, duration_us",
             values,
         )

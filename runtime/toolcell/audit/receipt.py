@@ -78,7 +78,7 @@ def export(index: Index, summary: RunSummary) -> dict[str, Any]:
 def _export(index: Index, summary: RunSummary) -> dict[str, Any]:
     own = index.events_of(summary)
     if not own or own[0].kind != records.RUN_STARTED:
-        raise AuditError(f"run {summary.id} does not begin with its own event in {index.path}")
+        raise AuditError(f"run {summary.id} does not begin with its own event in {index.place}")
     head = index.head_after(summary.chain, own[-1].seq)
     if head is None:
         raise BadInput(f"no checkpoint covers run {summary.id} yet; it takes a second, or its writer was killed")

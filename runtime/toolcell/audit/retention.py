@@ -6,17 +6,16 @@ verify is not removed: nobody without the key can make a record forget.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records, signatures, store
 from toolcell.audit.chain_check import ChainCheck, by_seq
 from toolcell.audit.config import RecordConfig
+from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
 from toolcell.audit.verification import check_events
@@ -55,7 +54,7 @@ class Removal:
                 "reason": self.reason}  # fmt: skip
 
 
-def removals(path: Path, config: RecordConfig, keys: Iterable[Verifier], most: int | None = None) -> list[Removal]:
+def removals(path: Place, config: RecordConfig, keys: Iterable[Verifier], most: int | None = None) -> list[Removal]:
     """Return what pruning with these settings would do to each chain. Removes nothing.
 
     `most`: after so many events of a chain, the end of a run is far enough.
@@ -63,13 +62,17 @@ def removals(path: Path, config: RecordConfig, keys: Iterable[Verifier], most: i
     Raises:
         AuditError: there is no record, or it cannot be read.
     """
-    with closing(store.open_read_only(path)) as db, store.translated(path):
+    database = database_of(path)
+    with closing(database.open_read_only()) as db, database.translated():
         db.execute("BEGIN")
+        is_too_much = config.keep_bytes is not None and database.most_bytes(db) * 2 >= config.keep_bytes
+        if not is_too_much:
+            config = config.model_copy(update={"keep_bytes": None})
         return list(plan(db, config, keys, time.time_ns(), most))
 
 
 def plan(
-    db: sqlite3.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int, most: int | None = None
+    db: store.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int, most: int | None = None
 ) -> Iterator[Removal]:
     """Yield what would go of each chain, and why the others stay whole. Removes nothing."""
     before_ns = now_ns - round(config.keep_s * 1e9) if config.keep_s is not None else -1
@@ -80,7 +83,7 @@ def plan(
         yield removal if not removal.count else _checked(db, removal, known)
 
 
-def chains(db: sqlite3.Connection) -> list[str]:
+def chains(db: store.Connection) -> list[str]:
     """Return the chains of which events are there, oldest first. Looks at one event of each."""
     names = db.execute(
         "WITH RECURSIVE chain (writer) AS (SELECT min(writer) FROM event WHERE typeof(writer) = 'text' "
@@ -91,22 +94,19 @@ def chains(db: sqlite3.Connection) -> list[str]:
     return [name for (name,) in names]
 
 
-def _last_id_too_many(db: sqlite3.Connection, keep_bytes: int | None) -> int:
+def _last_id_too_many(db: store.Connection, keep_bytes: int | None) -> int:
     """Return the id of the newest event that is behind the bytes that are kept; 0 when all of them fit."""
     if keep_bytes is None:
         return 0
-    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    if pages * size * 2 < keep_bytes:
-        return 0
     found = db.execute(
         "SELECT id FROM (SELECT id, sum(length(body) + ?) OVER (ORDER BY id DESC) AS total FROM event) "
-        "WHERE total > ? LIMIT 1",
+        "AS sized WHERE total > ? ORDER BY id DESC LIMIT 1",
         (OVERHEAD_BYTES, keep_bytes),
     ).fetchone()
     return 0 if found is None else int(found[0])
 
 
-def _removal(db: sqlite3.Connection, chain: str, before_ns: int, last_id: int, most: int | None) -> Removal:
+def _removal(db: store.Connection, chain: str, before_ns: int, last_id: int, most: int | None) -> Removal:
     """Return what is old or too much, from the first event to one where no run is under way."""
     first_n, last_n = db.execute("SELECT min(n), max(n) FROM event WHERE writer = ?", (chain,)).fetchone()
     last_ns = db.execute("SELECT at FROM event WHERE writer = ? AND n = ?", (chain, last_n)).fetchone()[0]
@@ -120,7 +120,7 @@ def _removal(db: sqlite3.Connection, chain: str, before_ns: int, last_id: int, m
             break
         if run and run not in open_until:
             last_of, ended = db.execute(
-                "SELECT max(n), total(kind = ?) FROM event WHERE writer = ? AND run = ?",
+                "SELECT max(n), count(*) FILTER (WHERE kind = ?) FROM event WHERE writer = ? AND run = ?",
                 (records.RUN_ENDED, chain, run),
             ).fetchone()
             if not ended and not is_given_up:
@@ -142,7 +142,7 @@ def _removal(db: sqlite3.Connection, chain: str, before_ns: int, last_id: int, m
     return Removal(chain, n - first_n + 1, n, record_hash, at_ns, reason, is_whole=n == last_n)
 
 
-def _checked(db: sqlite3.Connection, removal: Removal, keys: Mapping[str, Verifier]) -> Removal:
+def _checked(db: store.Connection, removal: Removal, keys: Mapping[str, Verifier]) -> Removal:
     """Return it, or that nothing goes: what goes must verify, up to the signature that covers it."""
 
     def stays(why: str) -> Removal:
@@ -160,7 +160,7 @@ def _checked(db: sqlite3.Connection, removal: Removal, keys: Mapping[str, Verifi
     return removal
 
 
-def remove(db: sqlite3.Connection, removal: Removal, head: Head) -> None:
+def remove(db: store.Connection, removal: Removal, head: Head) -> None:
     """Remove the events, and put the signed checkpoint that stands for them. Inside a transaction."""
     gone = (removal.chain, removal.seq)
     db.execute("DELETE FROM event WHERE writer = ? AND n <= ?", gone)
@@ -171,7 +171,7 @@ def remove(db: sqlite3.Connection, removal: Removal, head: Head) -> None:
     db.execute(signatures.INSERT_CHECKPOINT, signatures.checkpoint_row(head))
 
 
-def remove_blobs(db: sqlite3.Connection, now_ns: int) -> None:
+def remove_blobs(db: store.Connection, now_ns: int) -> None:
     """Remove the blobs that were last used before the oldest run that is left."""
     oldest = db.execute("SELECT min(started) FROM run").fetchone()[0]
     before_ns = now_ns if oldest is None else oldest

@@ -91,7 +91,10 @@ _NUMBERS: Final = frozenset({"seq", "at_ns"})
 # Checkpoints in the database
 
 CHECKPOINT_COLUMNS: Final = "writer, n, hash, at, reason, key_id, signature"
-INSERT_CHECKPOINT: Final = f"INSERT OR REPLACE INTO checkpoint ({CHECKPOINT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+INSERT_CHECKPOINT: Final = (
+    f"INSERT INTO checkpoint ({CHECKPOINT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (writer, n, reason) "
+    "DO UPDATE SET hash = excluded.hash, at = excluded.at, key_id = excluded.key_id, signature = excluded.signature"
+)
 
 
 def checkpoint_row(head: Head) -> tuple[Any, ...]:

@@ -6,24 +6,21 @@ The events are the record. `run` and `call` are views of them, kept in the same 
 
 from __future__ import annotations
 
-import os
+import hashlib
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from toolcell.audit import records
 from toolcell.audit.records import StoredEvent, event_of
 from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.titles import title_of
-from toolcell.errors import AuditError, StoreError, UsageError
-from toolcell.support.sqlite import check_files_beside, check_folder, connect, transaction
+from toolcell.errors import AuditError, UsageError
 
-APPLICATION_ID: Final = 0x746F6F6C
 VERSION: Final = 1
-PAGE_BYTES: Final = 2048
-"""An event changes some pages a little, and each is written as a whole: small ones take less time."""
 LOCK_S: Final = 10.0
 """How long a write waits for that of another process."""
 UNFINISHED: Final = "unfinished"
@@ -60,16 +57,6 @@ VIEWS: Final = {
 }
 """The tables that events make, and the order of their rows."""
 
-PLAIN_ROWS: Final = (
-    "CREATE TEMP VIEW plain_run AS SELECT * FROM run WHERE typeof(started) = 'integer' "
-    "AND typeof(outcome) = 'text' AND typeof(wall_s) IN ('real', 'null')",
-    "CREATE TEMP VIEW plain_call AS SELECT call.*, started FROM call JOIN plain_run ON plain_run.writer = call.writer "
-    "AND plain_run.n = call.run WHERE typeof(tool) = 'text' AND typeof(status) = 'text' "
-    "AND typeof(code) IN ('text', 'null') AND typeof(duration_us) IN ('integer', 'null')",
-    "CREATE TEMP VIEW plain_request AS SELECT * FROM request WHERE typeof(host) = 'text' AND typeof(secret) = 'text'",
-)
-"""What is counted: a row that another program made may hold values of any type."""
-
 EVENT_COLUMNS: Final = ", ".join(records.COLUMNS)
 _SQL_TYPES: Final = {str: "text", int: "integer", bytes: "blob"}
 IS_TYPED: Final = " AND ".join(f"typeof({name}) = '{_SQL_TYPES[kind]}'" for name, kind in records.COLUMNS.items())
@@ -80,78 +67,170 @@ class BadInput(UsageError, AuditError):
     """A named file or directory is missing, unreadable, unwritable or of the wrong kind. No change was found in it."""
 
 
-# Opening
+class Connection(Protocol):
+    """An open database. It takes the SQL of SQLite, with `?` for each value, and leaves transactions to us."""
+
+    text_factory: Any
+    """`text`, or `bytes` where text is wanted as it is stored."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between BEGIN and COMMIT."""
+        ...
+
+    def execute(self, sql: str, values: Any = ..., /) -> Any:
+        """Execute a statement, and return its cursor."""
+        ...
+
+    def executemany(self, sql: str, rows: Any, /) -> Any:
+        """Execute a statement for each row of values."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
 
 
-def open_writable(path: Path, *, is_synced: bool = False) -> sqlite3.Connection:
-    """Open a record to write, and make it if there is none. A write does not wait for another process.
+class Lock(ABC):
+    """Held on the name of a journal, which nobody else can have open then."""
 
-    Raises:
-        BadInput: it cannot be made, is another file, or others may write beside it.
-    """
+    def __init__(self) -> None:
+        self.written: int | None = None
+        """Number of the last record of the journal; None: it is not known yet."""
+        self.attempted: int | None = None
+        """What it is if the last write was committed."""
 
-    def prepare(db: sqlite3.Connection) -> None:
-        db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
-        if not _is_ours(db):
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            with transaction(db):
-                if not _is_ours(db):
-                    _make_tables(db, path)
-        _check_schema(db, path)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA secure_delete = ON")  # what a run needed to go on is not in the file when it is over
-        db.execute("PRAGMA wal_autocheckpoint = 0")  # the thread that signs moves pages: it may wait for the disk
-        # A commit is in the kernel's hands, so it survives a kill; the thread that signs brings it to the disk.
-        db.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
-        db.execute("PRAGMA busy_timeout = 0")
-
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder, and a record is a file: name one, such as {path / 'runs.db'}")
-    try:
-        return connect(path, prepare)
-    except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
-        raise BadInput(f"cannot write the record {path}: {_why_unwritable(path, exc)}") from exc
+    @abstractmethod
+    def release(self) -> None:
+        """Let others have it."""
 
 
-def _why_unwritable(path: Path, exc: Exception) -> str:
-    folder = path.absolute().parent
-    with suppress(OSError):
-        if os.statvfs(folder).f_flag & os.ST_RDONLY:
-            return "its file system is read-only"
-        if folder.is_dir() and not os.access(folder, os.W_OK):
-            return f"no file can be made in {folder}, and SQLite needs two beside it"
-    return why(exc)
+class RecordDatabase(ABC):
+    """Where one record is, and everything in which SQLite and PostgreSQL differ."""
 
+    place: str
+    """Names the database in messages. No password is in it."""
+    file: Path | None = None
+    """None: it is on a server."""
+    errors: tuple[type[Exception], ...]
+    """What its connections raise. `why` has words for them."""
+    is_waiting = False
+    """A write has to wait just now, for another process or a server: a thread writes, and not the event loop."""
+    turn: AbstractContextManager[object]
+    """Held by the thread that writes; the log gives its own."""
 
-def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a record to read. Nothing is written, also not beside it.
+    @abstractmethod
+    def open_writable(self, *, is_synced: bool = False) -> Connection:
+        """Open it to write, and make the tables if there are none.
 
-    Raises:
-        BadInput: there is none, we may not read it, or others may write beside it.
-    """
-    try:
-        if not path.is_file():
-            raise BadInput(f"there is no record {path}{_is_a_folder(path)}")
-        check_folder(path.absolute())
-        check_files_beside(path)
-        quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-        # Where no file can be made beside it, none is written either: SQLite need not look for changes.
-        is_fixed = not os.access(path.absolute().parent, os.W_OK) and not Path(f"{path}-wal").exists()
-        mode = "mode=ro&immutable=1" if is_fixed else "mode=ro"
-        db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
-        db.text_factory = text
+        Raises:
+            BadInput: they cannot be made, it is another database, or others may write beside it.
+        """
+
+    @abstractmethod
+    def open_read_only(self) -> Connection:
+        """Open it to read.
+
+        Raises:
+            BadInput: there is no record, we may not read it, or others may write beside it.
+        """
+
+    @abstractmethod
+    def begin_write(self, db: Any, wait_s: float) -> bool:
+        """Begin a transaction. False: that would have to wait for another process, and `wait_s` is 0."""
+
+    @abstractmethod
+    def batch(self, db: Any) -> AbstractContextManager[object]:
+        """Send the statements of a block together."""
+
+    def __str__(self) -> str:
+        return self.place
+
+    @property
+    def is_lost(self) -> bool:
+        """The connection that writes broke while something was written."""
+        return False
+
+    @abstractmethod
+    def check_present(self) -> None:
+        """Check that what is written can be found.
+
+        Raises:
+            AuditError: the file was removed or replaced.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Wait until what was written is on disk. Raises `OSError`."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Tidy up after many writes."""
+
+    @abstractmethod
+    def close(self, db: Any) -> None:
+        """Close a connection that wrote."""
+
+    @abstractmethod
+    def forget_connections(self) -> None:
+        """Use no connection of the parent of this process."""
+
+    @abstractmethod
+    def damage(self, db: Any) -> Iterator[str]:
+        """Yield what the database itself finds wrong with its files."""
+
+    @abstractmethod
+    def most_bytes(self, db: Any) -> float:
+        """Return a number that the bytes of all rows are not above."""
+
+    @abstractmethod
+    def state(self, db: Any) -> object:
+        """Return what differs once somebody has written."""
+
+    @abstractmethod
+    def copy_to(self, db: Any, copy: sqlite3.Connection) -> None:
+        """Copy everything to a new SQLite file."""
+
+    @abstractmethod
+    def why(self, exc: Exception) -> str:
+        """Say in words why the database or the system refused."""
+
+    @abstractmethod
+    def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> Lock:
+        """Lock the name of a journal. `is_unknown`: nobody else knows it.
+
+        Raises:
+            BlockingIOError: it is locked, here or elsewhere.
+            OSError: that cannot be found out.
+        """
+
+    @abstractmethod
+    def is_locked(self, kind: str, name: str, db: Any) -> bool:
+        """Return whether somebody has locked a name. `db` may read."""
+
+    def check_version(self, version: int) -> None:
+        """Check the version of the tables.
+
+        Raises:
+            BadInput: a newer program made them.
+        """
+        if version > VERSION:
+            raise BadInput(
+                f"the record {self.place} has version {version}, and this toolcell knows {VERSION}; use a newer one"
+            )
+
+    @contextmanager
+    def translated(self, doing: str = "read") -> Iterator[None]:
+        """Turn errors of the database into `AuditError`."""
         try:
-            db.execute("PRAGMA trusted_schema = OFF")
-            db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
-            if not _is_ours(db):
-                raise BadInput(f"{path} is not a record of toolcell's")
-            _check_schema(db, path)
-        except BaseException:
-            db.close()
-            raise
-        return db
-    except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
-        raise BadInput(f"cannot read the record {path}: {why(exc)}") from exc
+            yield
+        except self.errors as exc:
+            raise AuditError(f"cannot {doing} the record {self.place}: {self.why(exc)}") from exc
+
+
+def lock_number(name: str) -> int:
+    """Return the number that is locked for a name, of 56 bits."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 def text(stored: bytes) -> str:
@@ -159,41 +238,7 @@ def text(stored: bytes) -> str:
     return stored.decode("utf-8", "replace")
 
 
-def _is_a_folder(path: Path) -> str:
-    if not path.is_dir():
-        return ""
-    found = next(iter(sorted(path.glob("*.db"))), None)
-    return "; it is a folder" if found is None else f"; a service keeps one for each tenant: take {found}"
-
-
-def _is_ours(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
-
-
-def _make_tables(db: sqlite3.Connection, path: Path) -> None:
-    if db.execute("SELECT 1 FROM sqlite_master").fetchone() or 0 < path.stat().st_size < 512:
-        raise BadInput(f"{path} is another database, or none; nothing was changed, give another path")
-    for statement in TABLES:
-        db.execute(statement)
-    db.execute("INSERT INTO about VALUES ('record', ?), ('tokens', ?)", (os.urandom(16).hex(), os.urandom(32).hex()))
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Check that the tables are those that are made here: a view or a trigger would answer and write something else."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        raise BadInput(f"the record {path} has version {version}, and this toolcell knows {VERSION}; use a newer one")
-    found = {
-        text for (text,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT GLOB 'x_*'")
-    }
-    if found != set(TABLES):
-        extra = next(iter(found ^ set(TABLES)))
-        raise AuditError(f"the tables of the record {path} are not those that toolcell makes: {extra!r:.100}")
-
-
-def record_id(db: sqlite3.Connection) -> str:
+def record_id(db: Connection) -> str:
     """Return the id that the record was given when it was made.
 
     Raises:
@@ -205,7 +250,7 @@ def record_id(db: sqlite3.Connection) -> str:
     return str(row[0])
 
 
-def token_key(db: sqlite3.Connection) -> bytes:
+def token_key(db: Connection) -> bytes:
     """Return the key that signs the tokens of suspended runs.
 
     Raises:
@@ -218,51 +263,10 @@ def token_key(db: sqlite3.Connection) -> bytes:
     raise AuditError("the record's key of tokens is damaged")
 
 
-def read_log_id(path: Path) -> str:
-    """Return the id of a record.
-
-    Raises:
-        BadInput: there is no record there, or we may not read it.
-        AuditError: it is damaged.
-    """
-    with closing(open_read_only(path)) as db, translated(path):
-        return record_id(db)
-
-
-_REASONS: Final = {
-    "SQLITE_BUSY": f"another process has locked it for more than {LOCK_S:g} s",
-    "SQLITE_LOCKED": f"another process has locked it for more than {LOCK_S:g} s",
-    "SQLITE_FULL": "the disk is full",
-    "SQLITE_READONLY": "it is read-only",
-    "SQLITE_CANTOPEN": "it cannot be opened",
-    "SQLITE_NOTADB": "it is not a database",
-    "SQLITE_CORRUPT": "the file is damaged",
-    "SQLITE_IOERR": "the disk cannot be read or written",
-}
-
-
-def why(exc: Exception) -> str:
-    """Say in words why SQLite or the system refused."""
-    if isinstance(exc, UnicodeDecodeError):  # a message of SQLite's names what it found in the file
-        return "the file is damaged"
-    name = getattr(exc, "sqlite_errorname", "") or ""
-    reason = next((text for prefix, text in _REASONS.items() if name.startswith(prefix)), "")
-    return reason or (exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc))
-
-
-@contextmanager
-def translated(path: Path, doing: str = "read") -> Iterator[None]:
-    """Turn errors of SQLite into `AuditError`."""
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as exc:
-        raise AuditError(f"cannot {doing} the record {path}: {why(exc)}") from exc
-
-
 # Reading
 
 
-def events(db: sqlite3.Connection, where: str, *values: Any) -> Iterator[StoredEvent]:
+def events(db: Connection, where: str, *values: Any) -> Iterator[StoredEvent]:
     """Yield the events that a condition of ours selects, in order.
 
     Raises:
@@ -279,7 +283,7 @@ def events(db: sqlite3.Connection, where: str, *values: Any) -> Iterator[StoredE
 INSERT_EVENT: Final = f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Row = tuple[str, tuple[Any, ...]]
-"""A statement and its values, of which some may have to become `storable`."""
+"""A statement and its values, which become `storable`."""
 
 
 def rows_of(chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -327,7 +331,7 @@ def _call_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -
 _INSERT_CALL: Final = (
     "INSERT INTO call (writer, run, number, tool, origin, status, decided_by) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-_INSERT_REQUEST: Final = "INSERT OR IGNORE INTO request VALUES (?, ?, ?, ?, ?)"
+_INSERT_REQUEST: Final = "INSERT INTO request VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 def _call_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -355,20 +359,21 @@ ROWS: Final = {
 """Kinds of events that change `run` or `call`, and what."""
 
 
-def execute(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+def execute(db: Connection, rows: Iterable[Row]) -> None:
     """Execute statements."""
     for statement, values in rows:
-        try:
-            db.execute(statement, values)
-        except UnicodeEncodeError:
-            db.execute(statement, tuple(map(storable, values)))
+        for each in values:  # nearly all are storable, and to make a tuple of them takes longer
+            if type(each) is str and not each.isprintable():
+                values = tuple(map(storable, values))
+                break
+        db.execute(statement, values)
 
 
 def storable(value: Any) -> Any:
-    """Return a value that SQLite can store: half of a surrogate pair is escaped."""
-    if not isinstance(value, str) or value.isascii():
+    """Return a value that every database can store: half of a surrogate pair and a null character are escaped."""
+    if not isinstance(value, str) or value.isprintable():
         return value
-    return value.encode("utf-8", "backslashreplace").decode()
+    return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def _parent_run(id: str, who: Mapping[str, Any]) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records, store
 from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, Finding, by_seq
+from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.records import event_of
 from toolcell.audit.shapes import MAX_INTEGER
@@ -102,7 +102,7 @@ class Report:
 
 
 def verify(
-    path: str | Path,
+    path: Place,
     verifiers: Iterable[Verifier],
     *,
     heads: Iterable[Head] | None = None,
@@ -118,12 +118,13 @@ def verify(
     Raises:
         AuditError: there is no record in `path`, or it cannot be read.
     """
-    path, keys = Path(path), by_id(verifiers)
-    with closing(store.open_read_only(path)) as db, store.translated(path):
+    database, keys = database_of(path), by_id(verifiers)
+    with closing(database.open_read_only()) as db, database.translated():
         db.execute("BEGIN")  # one state of it, while writers go on
         report = Report(store.record_id(db))
         wanted = list(saved_heads(report.log) if heads is None else heads)
-        damage, tables = _damage(db), list[Finding]()
+        damage = [Finding(DAMAGED, "", None, message) for message in database.damage(db)]
+        tables = list[Finding]()
         report.findings += damage
         try:
             with closing(_Views()) as views:
@@ -131,7 +132,7 @@ def verify(
                 checks = {check.chain: check for check in found}
                 if not damage:
                     tables = [*_check_blobs(db), *views.compare(db)]
-        except sqlite3.DatabaseError:
+        except database.errors:
             if not damage:
                 raise
             return report  # the pages themselves are damaged
@@ -144,17 +145,8 @@ def verify(
     return report
 
 
-def _damage(db: sqlite3.Connection) -> list[Finding]:
-    """Return what SQLite itself finds wrong with the file's pages and indices."""
-    try:
-        found = [text for (text,) in db.execute("PRAGMA integrity_check(20)")]
-    except sqlite3.DatabaseError as exc:
-        found = [str(exc)]
-    return [Finding(DAMAGED, "", None, f"the file is damaged: {text:.200}") for text in found if text != "ok"]
-
-
 def check_chains(
-    db: sqlite3.Connection,
+    db: store.Connection,
     log: str,
     keys: Mapping[str, Verifier],
     heads: Iterable[Head] = (),
@@ -192,7 +184,7 @@ def check_chains(
         yield stray
 
 
-def _links(db: sqlite3.Connection, chains: Iterable[str]) -> Iterator[tuple[str, str, int, bytes]]:
+def _links(db: store.Connection, chains: Iterable[str]) -> Iterator[tuple[str, str, int, bytes]]:
     """Yield what the first event of each chain says was the newest event then: own chain, chain, seq, hash."""
     query = f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? AND n = 1 AND kind = ?"
     for row in [row for chain in chains for row in db.execute(query, (chain, records.OPENED))]:
@@ -206,7 +198,7 @@ def _links(db: sqlite3.Connection, chains: Iterable[str]) -> Iterator[tuple[str,
 
 
 def check_events(
-    db: sqlite3.Connection,
+    db: store.Connection,
     check: ChainCheck,
     on_events: Callable[[int], object] = ignored,
     on_event: OnEvent | None = None,
@@ -237,7 +229,7 @@ def check_events(
 _SCANNED: Final = store.EVENT_COLUMNS.removeprefix("writer, ")
 
 
-def _check_blobs(db: sqlite3.Connection) -> Iterator[Finding]:
+def _check_blobs(db: store.Connection) -> Iterator[Finding]:
     for digest, content in db.execute("SELECT sha256, bytes FROM blob"):
         if type(content) is not bytes or bytes_digest(content) != digest:
             yield Finding(BAD_BLOB, "", None, f"the blob {digest!r:.80} is not what was written")
@@ -278,7 +270,7 @@ class _Views:
         self._rows.clear()
         self._left = STEP
 
-    def compare(self, db: sqlite3.Connection) -> Iterator[Finding]:
+    def compare(self, db: store.Connection) -> Iterator[Finding]:
         """Find differences between the tables of a record and these."""
         self._write()
         self._db.text_factory = db.text_factory = bytes

@@ -21,6 +21,7 @@ from toolcell.audit import (
     Filter,
     Index,
     Match,
+    RecordDatabase,
     RecordedCall,
     RecordedRun,
     RunSummary,
@@ -127,7 +128,7 @@ def stats(
         output(counted, as_json, lambda: show_counted(counted, stdout()))
 
 
-def about(directory: Path) -> dict[str, Any]:
+def about(directory: RecordDatabase) -> dict[str, Any]:
     """Say which log a page is made from, and when."""
     return {"log": f"{directory}, id {read_log_id(directory)}", "made_ns": time.time_ns()}
 

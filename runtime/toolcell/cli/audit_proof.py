@@ -32,10 +32,10 @@ from toolcell.cli.audit_terminal import (
     Dir,
     DirAndRun,
     KeyFiles,
-    default_directory,
     known_keys,
     load_keys,
     opened,
+    record_of,
     split_target,
     write_output,
 )
@@ -53,7 +53,7 @@ note: it is signed with an HMAC key, so only those who have that key can verify 
 
 
 def check(
-    target: Annotated[Path | None, typer.Argument(metavar="[FILE|RECEIPT]", help="A record or a receipt.")] = None,
+    target: Annotated[str | None, typer.Argument(metavar="[FILE|RECEIPT]", help="A record or a receipt.")] = None,
     *,
     key: KeyFiles = None,
     head: Annotated[
@@ -74,12 +74,12 @@ def check(
     heads that this machine or --head knows. Exits with 2 when there was nothing to check, or no key to
     check it with.
     """
-    path = target or default_directory()
+    path = record_of(target)
     verifiers = load_keys(key)
     if write_head is not None:
         check_output_file("--write-head", write_head)
-    if receipt.is_one(path):
-        checked = receipt.check(receipt.read(path), verifiers)
+    if path.file is not None and receipt.is_one(path.file):
+        checked = receipt.check(receipt.read(path.file), verifiers)
         output(checked.to_dict(), as_json, lambda: audit_terminal.show_receipt_check(checked, stdout()))
         raise typer.Exit(status_of(checked))
     known = [each for path in head for each in load_heads(path)] if head else None
@@ -117,7 +117,7 @@ def export(
     if whole:
         if output is None or len(target) > 1:
             raise UsageError("`toolcell audit export [FILE] --all -o COPY` copies a whole record: it takes no RUN")
-        with opened(Path(target[0]) if target else None) as index:
+        with opened(target[0] if target else None) as index:
             index.copy_to(output)
         return
     directory, wanted = split_target(target)
@@ -182,7 +182,7 @@ def prune(
     keep_bytes = given.keep_bytes if keep_bytes is None else keep_bytes
     if older_than is None and given.keep_s is None and keep_bytes is None:
         raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or --record-config with one of them")
-    path = directory or default_directory()
+    path = record_of(directory)
     keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else given.keep_s
     config = RecordConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always", key=given.key)
     if dry_run:
@@ -233,7 +233,7 @@ def keys(directory: Dir = None, *, key: KeyFiles = None, as_json: AsJson = False
 
     Keys that `rotate` replaced are found beside ours.
     """
-    found = key_ranges.key_ranges(directory or default_directory(), known_keys(key))
+    found = key_ranges.key_ranges(record_of(directory), known_keys(key))
     output([each.to_dict() for each in found], as_json, lambda: show_ranges(found))
     raise typer.Exit(exits.BROKEN if any(each.state == key_ranges.FORGED for each in found) else exits.OK)
 
@@ -259,7 +259,7 @@ def show_ranges(found: list[key_ranges.KeyRange]) -> None:
 
 def rotate(
     directories: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(metavar="[FILE]...", help="Records that get to know the new key.", show_default=False),
     ] = None,
     *,
@@ -279,7 +279,7 @@ def rotate(
     again.
     """
     path = file or default_key_path()
-    old, new = key_ranges.rotate(path, directories or [default_directory()], algorithm or "")
+    old, new = key_ranges.rotate(path, directories or [record_of()], algorithm or "")
     kept = key_ranges.retired_key_path(path, old.key_id)
     said = safe(f"{path}: {new.algorithm} key {new.key_id}; {kept}: the old one, to verify with")
     made = {"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm}

@@ -26,13 +26,16 @@ from toolcell.audit import (
     BadInput,
     Filter,
     Index,
+    RecordDatabase,
     RecordedCall,
     RecordedRun,
     Report,
     RunSummary,
     Trust,
     Verifier,
+    database_of,
     default_key_path,
+    is_url,
     json_line,
     key_ranges,
     load_verifier,
@@ -52,7 +55,9 @@ DEFAULT_FILE = "runs.db"
 OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
 """The values of `--outcome`."""
 
-Dir = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The record.", show_default=False)]
+Dir = Annotated[
+    str | None, typer.Argument(metavar="[FILE]", help="The record: a file, or postgresql://...", show_default=False)
+]
 DirAndRun = Annotated[
     list[str], typer.Argument(metavar="[FILE] RUN", help="The record and the run.", show_default=False)
 ]
@@ -64,13 +69,15 @@ KeyFiles = Annotated[
 ]
 
 
-def default_directory() -> Path:
-    """Return $TOOLCELL_AUDIT, or ./runs.db.
+def record_of(named: str | None = None) -> RecordDatabase:
+    """Return the record that is named; else $TOOLCELL_AUDIT, or ./runs.db.
 
     Raises:
         UsageError: there is no record.
     """
-    directory = Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_FILE)
+    if named is not None:
+        return database_of(named)
+    directory = database_of(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_FILE)
     try:
         read_log_id(directory)
     except BadInput as exc:
@@ -109,7 +116,7 @@ def known_keys(files: list[Path] | None) -> list[Verifier]:
     return found
 
 
-def split_target(target: list[str]) -> tuple[Path, str]:
+def split_target(target: list[str]) -> tuple[RecordDatabase, str]:
     """Split `FILE RUN`, or `RUN` alone, into record and run.
 
     Raises:
@@ -119,10 +126,11 @@ def split_target(target: list[str]) -> tuple[Path, str]:
         raise UsageError(f"expected a record and a run, not {' '.join(target)}")
     if len(target) == 1 and target[0].endswith(".json") and os.path.isfile(target[0]):
         raise UsageError(f"{target[0]} is a file and no RUN; `toolcell audit verify {target[0]}` checks a receipt")
-    if len(target) == 1 and (target[0].endswith("/") or os.path.isfile(target[0])):
+    if len(target) == 1 and (target[0].endswith("/") or is_url(target[0]) or os.path.isfile(target[0])):
+        target = [database_of(target[0]).place]
         why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
         raise UsageError(f"RUN is missing: {target[0]} is taken for the record, which comes before RUN; {why}")
-    return (Path(target[0]) if len(target) == 2 else default_directory()), target[-1]
+    return record_of(target[0] if len(target) == 2 else None), target[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +204,9 @@ def write_output(path: Path, pieces: Iterable[str]) -> None:
 
 
 @contextmanager
-def opened(path: Path | None, key: list[Path] | None = None) -> Iterator[Index]:
+def opened(path: str | RecordDatabase | None, key: list[Path] | None = None) -> Iterator[Index]:
     """Open a record to read."""
-    with Index(path or default_directory(), known_keys(key)) as index:
+    with Index(path if isinstance(path, RecordDatabase) else record_of(path), known_keys(key)) as index:
         yield index
 
 

@@ -110,7 +110,7 @@ class RuntimeFlags:
     clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None
     hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None
     record: Annotated[
-        str | None, typer.Option("--record", metavar="FILE", help="Record the run in this file, such as runs.db.")
+        str | None, typer.Option("--record", metavar="FILE", help="Record the run in this file, or in postgresql://...")
     ] = None
     record_config: Annotated[
         Path | None,
@@ -345,15 +345,15 @@ def record_config(path: Path | None) -> Any:
     return RecordConfig.from_toml(path)
 
 
-def record_path(path: str | None) -> Path | None:
-    """Return the path of the record.
+def record_path(path: str | None) -> str | None:
+    """Return the place of the record.
 
     Raises:
         UsageError: the path is empty, which would mean the current directory.
     """
     if path is not None and not path.strip():
         raise UsageError(f"--record {path!r}: the path is empty; name a file, such as runs.db")
-    return None if path is None else Path(path)
+    return path
 
 
 def make_policy(require: str | None, **settings: Any) -> Policy:

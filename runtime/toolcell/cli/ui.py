@@ -10,15 +10,14 @@ import anyio
 import typer
 
 from toolcell.audit import read_log_id
-from toolcell.cli.audit_terminal import Dir, KeyFiles, default_directory, known_keys
+from toolcell.cli.audit_terminal import Dir, KeyFiles, known_keys, record_of
 from toolcell.cli.flags import command
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
     import socket
-    from pathlib import Path
 
-    from toolcell.audit import Verifier
+    from toolcell.audit import RecordDatabase, Verifier
 
 
 def ui(
@@ -38,13 +37,13 @@ def ui(
         raise UsageError("toolcell ui needs its web server: pip install 'toolcell[service]'")
     from toolcell.support.asgi import listening
 
-    path = directory or default_directory()
+    path = record_of(directory)
     read_log_id(path)
     with closing(listening("127.0.0.1", port)) as listener:
         anyio.run(_serve, path, known_keys(key), backend, listener)
 
 
-async def _serve(path: Path, keys: list[Verifier], backend: str, listener: socket.socket) -> None:
+async def _serve(path: RecordDatabase, keys: list[Verifier], backend: str, listener: socket.socket) -> None:
     from toolcell.service.viewer.app import serve_log
 
     await serve_log(path, keys, listener, backend=backend, on_address=typer.echo)

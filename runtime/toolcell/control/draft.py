@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from toolcell.calls.arguments import ArgumentError, parse_arguments
@@ -78,7 +77,7 @@ class Draft(DryRun):
         """In order."""
         self.scripts: list[str] = []
         """That ran as dry runs of it: whoever decides about the effects reads where they come from."""
-        self.kept_in: Path | None = None
+        self.kept_in: str | None = None
         """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
         self.count = 0
         """Effects in all, those included whose preview failed."""

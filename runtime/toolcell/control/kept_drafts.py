@@ -138,7 +138,7 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
             return
         file.write_draft(_content(draft, result))
         store.database.settle()
-        draft.kept_in = store.database.path
+        draft.kept_in = store.database.place
     except (OSError, UsageError, ValueError, TypeError, UnsendableValue) as exc:
         logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
         with suppress(OSError):
@@ -197,7 +197,7 @@ def check_place(store: JournalStore, draft: Draft) -> None:
         UsageError: this Runtime has another record, or it is gone.
     """
     path = draft.kept_in
-    if path is not None and (not store.is_durable or store.database.path != path):
+    if path is not None and (not store.is_durable or store.database.place != path):
         raise UsageError(f"draft {draft.id} is kept in {path}: use Runtime(record=...) with that file")
     if path is not None and not is_kept(store, draft.id):
         raise UsageError(
@@ -235,7 +235,7 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
             f"there is no draft {ident!r:.80}: commit takes the result of a dry run, its draft_id, or a Draft"
         )
     if not is_kept(store, ident):
-        place = f"in {store.database.path}" if store.is_durable else "in this Runtime"
+        place = f"in {store.database.place}" if store.is_durable else "in this Runtime"
         raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(record=FILE)")
     file = DraftJournal(store, ident)
     try:

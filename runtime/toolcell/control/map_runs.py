@@ -125,7 +125,7 @@ class MapFile:
         try:
             if not (self._file.is_new or resume):
                 raise UsageError(
-                    f"there is a map {self.name!r} in {self._database.path} already: carry it on with resume=True, "
+                    f"there is a map {self.name!r} in {self._database.place} already: carry it on with resume=True, "
                     "or take another map_id"
                 )
             self._load(source_sha256)
@@ -336,7 +336,8 @@ class ItemRuns:
             UsageError: its inputs cannot be sent, or are not those it began with; or the record cannot be written.
             AuditError: its run could not be recorded.
         """
-        if self._file is not None and (recorded := self._file.recorded(index, inputs)) is not None:
+        recorded = await self._journals.call(self._file.recorded, index, inputs) if self._file is not None else None
+        if recorded is not None:
             return recorded
         attempts, pause_s, begun = 1, FIRST_PAUSE_S, None
         while not self._is_over(item := await self._attempt(index, inputs, attempts)):
@@ -381,7 +382,7 @@ class ItemRuns:
     async def _begin_item(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
         """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
         context = (self._options.context or RunContext()).within(item=run_id).child(run_id=run_id)
-        if self._file is None or not self._file.has_run(index):
+        if self._file is None or not await self._journals.call(self._file.has_run, index):
             return await self._scripts.execute(self._source, replace(self._options, inputs=inputs, context=context))
         digest, file = input_digest(inputs), self._file
 

@@ -23,6 +23,7 @@ from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.run import OnApproval, check_on_approval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support import daemon_threads
 from toolcell.support.checks import check_kind
 from toolcell.tools import (
     Approve,
@@ -305,7 +306,8 @@ class _Scripts:
         Raises:
             CodeExecutionError: it cannot be carried on.
         """
-        waiting = [each for each in _home(self._runtime).suspended_runs() if each.run_id == run_id]
+        found = await daemon_threads.run_sync(_home(self._runtime).suspended_runs)
+        waiting = [each for each in found if each.run_id == run_id]
         if not waiting:
             raise CodeExecutionError(f"the script {run_id} does not wait any more; run it again")
         decisions: dict[str, ResumeDecision] = {

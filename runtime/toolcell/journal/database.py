@@ -7,27 +7,22 @@ are written with the next event, or in a moment.
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import math
 import os
-import sqlite3
-import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from toolcell.audit import store
 from toolcell.audit.log import AuditLog
 from toolcell.errors import AuditError, ResumeError
+from toolcell.support import daemon_threads
 from toolcell.support.packing import pack, unpack
-
-LOCK: Final = "-lock"
-"""Ends the name of the file beside the record whose bytes are locked."""
+from toolcell.support.sqlite import transaction
 
 RUN, SESSION, DRAFT, MAP, STATE, USED = "run", "session", "draft", "map", "state", "used"
 """Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record."""
@@ -89,42 +84,68 @@ class JournalDatabase:
     """The rows of one record. Each method that uses them raises `OSError` if they cannot be read or written."""
 
     def __init__(self, log: AuditLog) -> None:
-        self.log, self.config = log, log.config
-        self.path = log.path.absolute()
+        self.log, self.config, self.database = log, log.config, log.database
+        self.file = self.database.file.absolute() if self.database.file is not None else None
+        self.place = str(self.file or self.database.place)
+        """Names the record in messages."""
         self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
+        self._db: store.Connection | None = None
         """Reads, so that nobody who reads waits for a writer."""
         self._process = os.getpid()
         self._used = (0, -math.inf)
         """Bytes that are kept, and when they were counted."""
+        self._counting: threading.Thread | None = None
 
     def open(self) -> bytes:
         """Remove what is kept no longer, and return the key of the tokens."""
         self.forget_old()
+        if self.config.continue_bytes is not None:
+            self._count_again()
         with self._reading() as db:
             return store.token_key(db)
 
     def close(self) -> None:
         """Let go of the database. A later look opens it again."""
+        if self._counting is not None:
+            self._counting.join()
         with self._lock:
             if self._db is not None and self._process == os.getpid():
                 self._db.close()
             self._db = None
 
     @contextmanager
-    def _reading(self, is_written: bool = False) -> Iterator[sqlite3.Connection]:
+    def _reading(self, is_written: bool = False) -> Iterator[store.Connection]:
         """Yield the connection. `is_written`: what is looked for waits for no write of this process."""
-        with self._lock, _translated():
+        with self._lock, self._translated():
             if self.log.is_open and not is_written:
-                self.log.flush()  # then we see what we wrote
+                self.log.flush(wait=self.is_remote)  # then we see what we wrote
             if self._db is None or self._process != os.getpid():  # a parent's connection is not even closed
                 self._abandoned, self._process = self._db, os.getpid()
-                self._db = store.open_read_only(self.path)
+                self._db = self.database.open_read_only()
             yield self._db
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except AuditError as exc:
+            raise OSError(str(exc)) from exc
+        except self.database.errors as exc:
+            raise OSError(f"{self.place}: {self.database.why(exc)}") from exc
+
+    @property
+    def folder(self) -> Path | None:
+        """Where temporary files are made that belong to it."""
+        return self.file.parent if self.file is not None else None
+
+    @property
+    def is_remote(self) -> bool:
+        """A server has it: whoever reads or waits does so in a thread."""
+        return self.file is None
 
     def settle(self, wait: bool = True) -> bool:
         """Write what waits to be written. False: another process must be waited for, and `wait` is false."""
-        with _translated():
+        with self._translated():
             return self.log.flush(wait=wait)
 
     # Journals
@@ -138,7 +159,9 @@ class JournalDatabase:
     def last_of_each(self, kind: str) -> dict[str, tuple[int, int]]:
         """Return number and time of the last record of each journal of a kind, by its name, in the order of names."""
         with self._reading() as db:
-            rows = db.execute("SELECT name, max(n), at FROM kept WHERE kind = ? GROUP BY name ORDER BY name", (kind,))
+            rows = db.execute(
+                "SELECT name, max(n), max(at) FROM kept WHERE kind = ? GROUP BY name ORDER BY name", (kind,)
+            )
             return {name: (n, at) for name, n, at in rows}
 
     def records(self, kind: str, name: str) -> Iterator[tuple[int, bytes]]:
@@ -147,7 +170,11 @@ class JournalDatabase:
         after, is_over = 0, False
         while not is_over:
             found, size = [], 0
-            with self._reading() as db, closing(db.execute(query, (kind, name, after))) as rows:
+            with (
+                self._reading() as db,
+                transaction(db, "BEGIN"),
+                closing(db.execute(query, (kind, name, after))) as rows,
+            ):
                 is_over = True
                 for n, body in rows:
                     found.append((n, body))
@@ -191,17 +218,9 @@ class JournalDatabase:
 
     def is_open(self, kind: str, name: str) -> bool:
         """Return whether somebody has a journal open, here or in another process."""
-        self.settle(wait=False)
-        descriptor = self.open_lock()
-        try:
-            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _byte(kind, name))
-        finally:
-            os.close(descriptor)
-        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
-
-    def open_lock(self) -> int:
-        """Open the file whose bytes are locked, one for each open journal. The kernel ends its locks with it."""
-        return os.open(f"{self.path}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self.settle(wait=self.is_remote)
+        with self._reading(is_written=True) as db:
+            return self.database.is_locked(kind, name, db)
 
     def write(
         self,
@@ -210,10 +229,13 @@ class JournalDatabase:
         after: int,
         bodies: Collection[bytes],
         *,
+        lock: store.Lock | None = None,
         is_anew: bool = False,
         needs_room: bool = True,
     ) -> None:
-        """Append records, all of them or none. `after`: number of the last one. `is_anew`: in place of all others.
+        """Append records, all of them or none. `after`: number of the last one. `lock`: of the journal.
+
+        `is_anew`: in place of all others.
         `needs_room`: False for what ends something, and so makes room.
 
         Raises:
@@ -226,20 +248,20 @@ class JournalDatabase:
         try:  # a context manager would take longer than the rest
             if is_anew:
                 self.log.keep(_REMOVE, [(kind, name)])
-            self.log.keep(_INSERT, rows)
+            self.log.keep(_INSERT, rows, lock=lock, last=after + len(rows))
         except AuditError as exc:
             raise OSError(str(exc)) from exc
 
-    def remove(self, kind: str, name: str, size: int = 0) -> None:
+    def remove(self, kind: str, name: str, size: int = 0, lock: store.Lock | None = None) -> None:
         """Remove a journal, if it is there. `size`: its bytes, as far as they are known. Each is written over."""
-        with _translated():
-            self.log.keep(_REMOVE, [(kind, name)], removes_bytes=size)
+        with self._translated():
+            self.log.keep(_REMOVE, [(kind, name)], removes_bytes=size, lock=lock)
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
         row = (USED, token, 1, time.time_ns(), b"")
-        insert = "INSERT OR IGNORE INTO kept VALUES (?, ?, ?, ?, ?)"
-        with _translated():
+        insert = "INSERT INTO kept VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        with self._translated():
             return bool(self.log.change(lambda db: db.execute(insert, row).rowcount) == 1)
 
     # What is kept
@@ -253,11 +275,12 @@ class JournalDatabase:
         most = self.config.continue_bytes
         if most is None or self._count(size) <= most:
             return
-        self.forget_old()
-        self._used = (0, -math.inf)
+        if not self.is_remote:
+            self.forget_old()
+            self._used = (0, -math.inf)
         if (used := self._count(size)) > most:
             used -= size
-            self._used = (0, -math.inf)  # it is not written
+            self._used = (used if self.is_remote else 0, -math.inf)  # it is not written
             raise OSError(
                 errno.EDQUOT,
                 f"{used} bytes are kept of runs, drafts and sessions, and there may be {most} "
@@ -266,17 +289,30 @@ class JournalDatabase:
 
     def _count(self, size: int) -> int:
         """Return the bytes that are kept, with these; or a larger number that is allowed as well: those of the file.
-        They are counted now and then, and between with what we add."""
+        They are counted now and then, by a thread where a server is asked, and between with what we add."""
+        if time.monotonic() - self._used[1] > COUNT_S:
+            if not self.is_remote:
+                self._count_again(size)
+            elif self._counting is None or not self._counting.is_alive():
+                self._counting = daemon_threads.start(self._count_later, name="toolcell-record-size")
         used, counted_s = self._used
-        if time.monotonic() - counted_s > COUNT_S:
-            counted_s = time.monotonic()
-            with self._reading() as db:
-                pages, page_bytes = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-                used = pages * page_bytes
-                if used + size > (self.config.continue_bytes or 0):
-                    used = int(db.execute("SELECT total(length(body)) FROM kept").fetchone()[0])
         self._used = used + size, counted_s
         return used + size
+
+    def _count_again(self, size: int = 0) -> None:
+        counted_s = time.monotonic()
+        with self._reading() as db:
+            used = self.database.most_bytes(db)
+            if used + size > (self.config.continue_bytes or 0):
+                used = db.execute("SELECT coalesce(sum(length(body)), 0) FROM kept").fetchone()[0]
+        self._used = int(used), counted_s
+
+    def _count_later(self) -> None:
+        with suppress(OSError):  # it is counted again in a moment
+            self._count_again()
+            if self._used[0] > (self.config.continue_bytes or 0):
+                self.forget_old()
+                self._count_again()
 
     def forget_old(self) -> None:
         """Remove what nobody uses and nothing was written to for longer than it is kept."""
@@ -329,23 +365,19 @@ class JournalDatabase:
             found = {
                 name
                 for (name,) in db.execute(
-                    "SELECT DISTINCT name FROM kept WHERE kind = ? AND name GLOB ?", (STATE, f"{session}.*")
+                    "SELECT DISTINCT name FROM kept WHERE kind = ? AND substr(name, 1, ?) = ?",
+                    (STATE, len(session) + 1, f"{session}."),
                 )
             }
         for name in found - set(names):
             self.remove(STATE, name)
 
 
-_INSERT: Final = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)"
+_INSERT: Final = (
+    "INSERT INTO kept VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, name, n) "
+    "DO UPDATE SET at = excluded.at, body = excluded.body"
+)
 _REMOVE: Final = "DELETE FROM kept WHERE kind = ? AND name = ?"
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (AuditError, sqlite3.Error) as exc:
-        raise OSError(str(exc)) from exc
 
 
 def _ns(seconds: float) -> int:
@@ -376,28 +408,31 @@ class OpenJournal:
         self._waiting: list[bytes] = []
         self._bytes = 0
         """Written since it was opened."""
-        self._last, self._fd, self._is_closed = 0, -1, False
+        self._last, self._is_closed = 0, False
+        self._lock: store.Lock | None = None
         if not is_unknown:
             self._open()
 
-    def _open(self) -> None:
-        database, byte = self.database, _byte(self.kind, self.name)
-        descriptor = database.open_lock()
+    def _open(self, is_unknown: bool = False) -> None:
+        database, log = self.database, self.database.log
         try:
             try:
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
+                lock = log.lock(self.kind, self.name, is_unknown=is_unknown)
             except BlockingIOError:
-                database.settle(wait=False)  # it may be closed, and not everything written
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
-            # Whoever had it open let go when everything was written.
-            self._last = database.last(self.kind, self.name, is_written=True)
-        except BaseException as exc:
-            os.close(descriptor)
-            if isinstance(exc, BlockingIOError):
-                message = f"{self.kind} {self.name} is under way; it can be resumed when it has ended"
-                raise UnderWay(message) from exc
+                database.settle(wait=database.is_remote)  # it may be closed, and not everything written
+                lock = log.lock(self.kind, self.name, is_unknown=is_unknown)
+        except BlockingIOError as exc:
+            message = f"{self.kind} {self.name} is under way; it can be resumed when it has ended"
+            raise UnderWay(message) from exc
+        try:
+            if not (is_unknown and database.is_remote):
+                # Whoever had it open let go when everything was written.
+                self._last = database.last(self.kind, self.name, is_written=True)
+            lock.written = lock.attempted = self._last
+        except BaseException:
+            lock.release()
             raise
-        self._fd = descriptor
+        self._lock = lock
 
     @property
     def is_new(self) -> bool:
@@ -407,13 +442,13 @@ class OpenJournal:
     def close(self) -> None:
         """Close it, so that others may open it once everything is written. Safe to call twice."""
         self._is_closed = True
-        if self._fd < 0:
+        if self._lock is None:
             return
-        close, self._fd = partial(os.close, self._fd), -1
+        release, self._lock = self._lock.release, None
         try:
-            self.database.log.keep(_INSERT, (), close)
+            self.database.log.keep(_INSERT, (), release)
         except AuditError:  # nothing more is written
-            close()
+            release()
         else:
             if self.kind != RUN:  # the end of a run is an event, and written at once
                 with suppress(OSError):
@@ -438,9 +473,9 @@ class OpenJournal:
     def _append(self, bodies: list[bytes], **how: bool) -> None:
         if self._is_closed:
             raise OSError(errno.EBADF, "it is closed")
-        if self._fd < 0:
-            self._open()
-        self.database.write(self.kind, self.name, self._last, bodies, **how)
+        if self._lock is None:
+            self._open(is_unknown=True)
+        self.database.write(self.kind, self.name, self._last, bodies, lock=self._lock, **how)
         self._last += len(bodies)
         self._bytes += sum(map(len, bodies))
         self._waiting = []
@@ -448,18 +483,8 @@ class OpenJournal:
     def remove(self) -> None:
         """Remove what is recorded; it is open until `close`."""
         if self._last:
-            self.database.remove(self.kind, self.name, self._bytes)
+            self.database.remove(self.kind, self.name, self._bytes, self._lock)
 
     def load(self, table: Table, state: State) -> State:
         """Do what each record says, in order, and return the state. Raises as `JournalDatabase.load`."""
         return self.database.load(self.kind, self.name, table, state)
-
-
-_FLOCK: Final = "hhqqi4x"
-"""A `struct flock` of the kernel."""
-
-
-def _byte(kind: str, name: str) -> bytes:
-    """Return what is to be locked for a journal."""
-    byte = int.from_bytes(hashlib.sha256(f"{kind} {name}".encode()).digest()[:7], "big")
-    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)

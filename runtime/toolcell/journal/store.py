@@ -8,9 +8,10 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from toolcell.calls.call import CallableTools
 from toolcell.calls.options import Origin
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 CALLS_BYTES: Final = 4096
 """Room that a run needs for its calls, besides its source, to begin."""
+
+Returned = TypeVar("Returned")
 
 REMEMBERED: Final = 16_384
 """Characters and elements of the arguments that a run waits with. One with more is read again by whoever lists it."""
@@ -112,13 +115,19 @@ class JournalStore:
         if self.is_durable:
             self.database.close()
 
+    async def call(self, work: Callable[..., Returned], *args: Any) -> Returned:
+        """Do what may wait for the record: in a thread where a server has it, else at once."""
+        if self.is_durable and self.database.is_remote:
+            return await daemon_threads.run_sync(work, *args)
+        return work(*args)
+
     async def settle(self) -> None:
         """Wait until everything is written. A thread waits for another process.
 
         Raises:
             OSError: it could not be written; it will be, with what is written later.
         """
-        is_much = self.is_durable and self.database.log.has_much_to_write()
+        is_much = self.is_durable and (self.database.is_remote or self.database.log.has_much_to_write())
         if is_much or (self.is_durable and not self.database.settle(wait=False)):
             await daemon_threads.run_sync(self.database.settle)
 
@@ -140,7 +149,7 @@ class JournalStore:
         if is_large:
             await daemon_threads.run_large(self.write, journal, is_unknown)
         else:
-            self.write(journal, is_unknown)
+            await self.call(self.write, journal, is_unknown)
 
     def write(self, journal: Journal, is_unknown: bool = False) -> None:
         """Write the header of a journal to the record, and each later entry. `is_unknown`: as for `OpenJournal`.
@@ -418,7 +427,7 @@ class JournalStore:
             if (journal := self._waiting.get(ident)) is not None:
                 return journal
             if not (self.is_durable and self.database.last(RUN, ident)):
-                raise NoSuchRun(unknown_text(ident, str(self.database.path) if self.is_durable else "this Runtime"))
+                raise NoSuchRun(unknown_text(ident, self.database.place if self.is_durable else "this Runtime"))
             journal = self.database.load(RUN, ident, RUN_RECORDS, Journal(""))
             if not journal.header:
                 raise Damaged("it does not begin with its run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import platformdirs
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from toolcell.audit import RecordConfig
+from toolcell.audit import RecordConfig, is_url
 from toolcell.config import KIB, MIB, Limits, Policy, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
@@ -34,6 +35,11 @@ def check_algorithms(names: tuple[str, ...]) -> tuple[str, ...]:
         given = f"the algorithm {wrong[0]!r:.80} proves nothing" if names else "no algorithm proves anything"
         raise ValueError(f"{given} with a public key; use one of {', '.join(sorted(SIGNATURES))}")
     return names
+
+
+def _place(given: Any) -> Any:
+    """Return a file as a path, so that a URL is told from it."""
+    return Path(given) if isinstance(given, str) and not is_url(given) else given
 
 
 class OidcConfig(SettingsModel):
@@ -154,9 +160,10 @@ class TenantConfig(SettingsModel):
     files_bytes: int = setting(default=256 * MIB, ge=0)
     """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
 
-    record: Path = Path()
-    """The file that records what its scripts did; in `defaults`, a folder in which each tenant has one, NAME.db.
-    Without it: `tenants/<name>/runs.db` in the state folder."""
+    record: Annotated[Path | str, BeforeValidator(_place)] = Path()
+    """The file, or PostgreSQL database (postgresql://...), that records what its scripts did; in `defaults`, a folder
+    in which each tenant has one, NAME.db, or a database in which each tenant has a schema of its own. Without it:
+    `tenants/<name>/runs.db` in the state folder."""
 
     record_config: RecordConfig = setting(default=RecordConfig())
     """What the record keeps, redacts and removes. Without `key`: where callers have tokens or JWTs, a key of the tenant
@@ -268,7 +275,7 @@ class ServiceConfig(SettingsModel):
     def folders(self) -> list[Path]:
         """The folders of the service, the longest first: no answer names them."""
         each = [self.defaults, *self.tenants.values()]
-        paths = [self.state, *(one.record for one in each if one.record != Path())]
+        paths = [self.state, *(one.record for one in each if isinstance(one.record, Path) and one.record != Path())]
         paths += [one.record_config.key for one in each if one.record_config.key is not None]
         return sorted({path.absolute() for path in paths}, key=lambda path: -len(str(path)))
 
@@ -297,11 +304,18 @@ class ServiceConfig(SettingsModel):
         given = {field: getattr(own, field) for field in own.model_fields_set} if own is not None else {}
         folder = self.state / "tenants" / name
         if "record" not in given:
-            given["record"] = (
-                folder / "runs.db" if self.defaults.record == Path() else self.defaults.record / f"{name}.db"
-            )
+            given["record"] = _record_of(name, self.defaults.record, folder)
         config = given.get("record_config", self.defaults.record_config)
         if self.knows_callers and config.key is None:
             config = config.model_copy(update={"key": folder / "audit.key"})
         given["record_config"] = config
         return self.defaults.model_copy(update=given)
+
+
+def _record_of(name: str, default: Path | str, folder: Path) -> Path | str:
+    """Return where a tenant's record is that has no place of its own."""
+    if isinstance(default, Path):
+        return folder / "runs.db" if default == Path() else default / f"{name}.db"
+    is_short = re.fullmatch(r"[a-z0-9_]{1,48}", name) is not None
+    schema = f"tenant_{name}" if is_short else f"other_tenant_{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+    return f"{default}{'&' if '?' in default else '?'}schema={schema}"

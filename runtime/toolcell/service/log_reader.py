@@ -13,7 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from toolcell.audit import Filter, Index, RecordedRun, RunSummary, Verifier, default_key_path, load_verifier
+from toolcell.audit import (
+    Filter,
+    Index,
+    Place,
+    RecordedRun,
+    RunSummary,
+    Verifier,
+    database_of,
+    default_key_path,
+    load_verifier,
+)
 from toolcell.errors import AuditError, UsageError
 from toolcell.service.problems import Problem
 from toolcell.support import daemon_threads
@@ -30,13 +40,13 @@ class LogReader:
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: Place,
         verifiers: Iterable[Verifier] = (),
         *,
         is_patient: bool = True,
     ) -> None:
         """`is_patient`: an answer may be of a moment ago; otherwise it has all that was written before the question."""
-        self.directory = Path(directory)
+        self.directory = database_of(directory)
         self._is_patient = is_patient
         self.verifiers = tuple(verifiers)
         self.revision = 0
@@ -114,7 +124,7 @@ T = TypeVar("T")
 class RecordedRuns:
     """Queries over one log, one after the other. The index stays open between them."""
 
-    def __init__(self, directory: Path, key: Path | None) -> None:
+    def __init__(self, directory: Place, key: Path | None) -> None:
         """`key`: the file of the key that signs the log; None for the user's own."""
         self._directory, self._key = directory, key
         self._reader: LogReader | None = None

@@ -37,7 +37,7 @@ class TenantSessions:
         """
         name = name or os.urandom(8).hex()
         async with self._lock_of(name):
-            restore, is_kept = options.get("restore"), self._runtime.sessions.keeps(name)
+            restore, is_kept = options.get("restore"), await self._runtime.sessions.keeps(name)
             if name in self._open:
                 raise _conflict(name, "is open; use it, or another name")
             if is_kept and restore is not True and restore != "if_kept":
@@ -59,7 +59,7 @@ class TenantSessions:
         async with self._lock_of(name):
             if (found := self._open.get(name)) is not None:
                 return found
-            if not self._runtime.sessions.keeps(name):
+            if not await self._runtime.sessions.keeps(name):
                 raise no_session(name)
             return await self._opened(name, lambda: _open(self._runtime.session(name, restore="if_kept")))
 
@@ -74,7 +74,7 @@ class TenantSessions:
         if copy == name:
             raise _conflict(copy, "is there already; choose another name")
         async with self._lock_of(copy):
-            if copy in self._open or self._runtime.sessions.keeps(copy):
+            if copy in self._open or await self._runtime.sessions.keeps(copy):
                 raise _conflict(copy, "is there already; choose another name")
             return await self._opened(copy, lambda: session.fork(copy))
 
@@ -85,7 +85,7 @@ class TenantSessions:
             Problem: there is none of this name (404).
         """
         async with self._lock_of(name):
-            is_kept, session = self._runtime.sessions.keeps(name), self._open.get(name)
+            is_kept, session = await self._runtime.sessions.keeps(name), self._open.get(name)
             if session is None and not is_kept:
                 raise no_session(name)
             with suppress(SessionError):  # one whose journal is damaged is forgotten, too

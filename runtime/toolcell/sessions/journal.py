@@ -211,7 +211,7 @@ def _state_kept(
 ) -> None:
     try:
         pieces = (piece for _, piece in state.database.records(STATE, name))
-        kept = KeptState(position, tuple(lost), StateFile.of(state.database.path.parent, pieces, digest))
+        kept = KeptState(position, tuple(lost), StateFile.of(state.database.folder, pieces, digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
             state.base, state.kept_state, state.steps = None, None, []
@@ -410,7 +410,7 @@ class SessionJournal:
         journal = self._store.make(os.urandom(16).hex())
         journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval, context)
         if self._file is not None:
-            self._store.write(journal)
+            self._store.write(journal, is_unknown=True)
             self._note(BEGUN, journal.id)
         return journal
 

@@ -56,7 +56,7 @@ class StateFile:
         """Why not everything was written."""
 
     @classmethod
-    def of(cls, folder: Path, pieces: Iterable[bytes], digest: str) -> StateFile:
+    def of(cls, folder: Path | None, pieces: Iterable[bytes], digest: str) -> StateFile:
         """Make a file with what was written before.
 
         Raises:

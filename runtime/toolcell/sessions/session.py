@@ -191,7 +191,7 @@ class Session(OpenedInBlock):
             async with self._turn:
                 await self._finish()
                 await self._state.drop()
-                self._state.journal.close(is_named=self._is_named)
+                await self._host.journals.call(partial(self._state.journal.close, is_named=self._is_named))
 
     async def _finish(self) -> None:
         """Run what scripts have left for the end."""
@@ -320,7 +320,7 @@ class Session(OpenedInBlock):
         """Give up the script that waits, if there is one: the next begins with the state before it. What it has made
         stays made, and its token is of no use any more."""
         async with self._exclusively():
-            self._state.abandon()
+            await self._state.abandon()
             await self._host.journals.settle()
 
     async def interrupt(self) -> bool:

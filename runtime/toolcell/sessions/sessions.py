@@ -113,11 +113,11 @@ class Sessions:
 
         return recorded_names(self._host.journals)
 
-    def keeps(self, name: str) -> bool:
+    async def keeps(self, name: str) -> bool:
         """Return whether the journal of a session of this name is kept here."""
         from toolcell.sessions.journal import is_recorded
 
-        return is_recorded(self._host.journals, name)
+        return await self._host.journals.call(is_recorded, self._host.journals, name)
 
     def forget(self, name: str) -> None:
         """Remove the journal of a closed session, which can then not be restored.
@@ -126,9 +126,9 @@ class Sessions:
             UsageError: there is none of this name.
             SessionError: it is open.
         """
-        from toolcell.sessions.journal import forget, opened
+        from toolcell.sessions.journal import forget, is_recorded, opened
 
-        if not self.keeps(name):
+        if not is_recorded(self._host.journals, name):
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
         forget(opened(self._host.journals, name))
 

@@ -553,7 +553,7 @@ class SessionState:
         """Have the sandbox write the state after script `position`. Shape: what became of that, and the file."""
         room = (self._limits.memory_bytes - self._meter.sample().peak_memory_bytes) // 2
         journals = self._host.journals
-        file = StateFile(journals.database.path.parent if journals.is_durable else None)
+        file = StateFile(journals.database.folder if journals.is_durable else None)
         script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
         return await self._run_ours(script, context, tools), file
 
@@ -637,8 +637,8 @@ class SessionState:
     async def reset(self) -> None:
         """Forget everything but what was used."""
         await self.drop()
-        self.abandon()
-        self.journal.begin_anew()
+        await self.abandon()
+        await self._host.journals.call(self.journal.begin_anew)
         await self._settle()
         self.labels = Labels()
         self._note_used()
@@ -687,13 +687,13 @@ class SessionState:
         self.used_calls += copy.used_calls
         self._note_used()
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Give up the script that waits. What it has read and how many calls it has made counts.
 
         Raises:
             SessionError: its journal is open elsewhere just now.
         """
-        labels, calls = self.journal.waiting_used()
+        labels, calls = await self._host.journals.call(self.journal.waiting_used)
         self.labels.add(labels)
         self.used_calls += calls
         if self.journal.waiting:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from toolcell.errors import StoreError
 from toolcell.support.files import make_private_folder, open_to_others
@@ -115,8 +115,21 @@ def check_file(path: Path) -> None:
         raise StoreError(f"{path} {problem}; chown it, and chmod 600 {path}")
 
 
+class Transactional(Protocol):
+    """A connection that leaves transactions to us."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between BEGIN and COMMIT."""
+        ...
+
+    def execute(self, sql: str, /) -> object:
+        """Execute a statement."""
+        ...
+
+
 @contextmanager
-def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+def transaction(connection: Transactional, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
     """Commit what is done inside, all or nothing."""
     connection.execute(begin)
     try:

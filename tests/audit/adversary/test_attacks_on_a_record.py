@@ -30,7 +30,8 @@ from toolcell.audit.chain_check import (
 )
 from toolcell.audit.records import event_digest, event_of, hash_digest
 from toolcell.audit.signatures import Head, default_heads_dir, saved_heads
-from toolcell.audit.store import EVENT_COLUMNS, PAGE_BYTES
+from toolcell.audit.sqlite_record import PAGE_BYTES
+from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.audit.verification import BAD_BLOB, BAD_HEAD, CHAIN_MISSING, NOT_CLOSED, VIEW_DIFFERS, WRONG_LOG
 from toolcell.errors import AuditError
 from toolcell.support.packing import pack_fields

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from toolcell.audit import Verifier
+from toolcell.audit import Place, Verifier
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer import figures, run_pages, runs_pages, verification_page
 from toolcell.service.viewer.protection import ProtectedPages
@@ -62,7 +62,7 @@ MAX_CONNECTIONS = 200
 
 
 async def serve_log(
-    directory: Path,
+    directory: Place,
     keys: Iterable[Verifier],
     listener: socket.socket,
     *,

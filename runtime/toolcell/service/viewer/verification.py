@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from toolcell.audit import Index, Report, verify
+from toolcell.audit import Index, RecordDatabase, Report, verify
 from toolcell.errors import AuditError
 from toolcell.service.log_reader import LogReader
 from toolcell.support import daemon_threads
@@ -40,7 +39,7 @@ class Verifications:
     """The newest check of each log. A log is checked once at a time."""
 
     def __init__(self) -> None:
-        self._newest: dict[Path, Verification] = {}
+        self._newest: dict[RecordDatabase, Verification] = {}
         self._lock = threading.Lock()
 
     def newest(self, log: LogReader) -> Verification | None:
@@ -73,7 +72,7 @@ def _check(log: LogReader, check: Verification) -> None:
         raise
 
 
-def _events_of(path: Path) -> int:
+def _events_of(path: RecordDatabase) -> int:
     try:
         with Index(path) as index:
             return int(index.select("SELECT count(*) FROM event")[0][0])

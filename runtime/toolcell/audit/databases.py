@@ -1,0 +1,51 @@
+"""Which database a record is in, by the place that a caller names."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TypeGuard
+
+from toolcell.audit import store
+from toolcell.audit.postgres_record import PostgresRecord
+from toolcell.audit.sqlite_record import SqliteRecord
+from toolcell.audit.store import RecordDatabase
+from toolcell.errors import UsageError
+
+Place = str | os.PathLike[str] | RecordDatabase
+"""A file, or the URL of a PostgreSQL database."""
+
+
+def is_url(place: Place) -> TypeGuard[str]:
+    """Return whether this names a PostgreSQL database, and not a file."""
+    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
+def database_of(place: Place) -> RecordDatabase:
+    """Return the database of a record. Nothing is opened.
+
+    Raises:
+        UsageError: the place has no name, or is a URL that cannot be one.
+    """
+    if isinstance(place, RecordDatabase):
+        return place
+    if not os.fspath(place):
+        raise UsageError("a record's file needs a name, such as 'runs.db'")
+    if is_url(place):
+        return PostgresRecord(place)
+    if os.fspath(place).startswith(("postgresql:", "postgres:")):
+        raise UsageError("record=: write the URL of a PostgreSQL database as text, postgresql://..., not as a Path")
+    return SqliteRecord(Path(place))
+
+
+def read_log_id(place: Place) -> str:
+    """Return the id of a record.
+
+    Raises:
+        BadInput: there is no record there, or we may not read it.
+        AuditError: it is damaged.
+    """
+    database = database_of(place)
+    with closing(database.open_read_only()) as db, database.translated():
+        return store.record_id(db)

@@ -1,0 +1,584 @@
+"""A record in one schema of a PostgreSQL database, which several hosts share."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from toolcell.audit.filters import Glob
+from toolcell.audit.sqlite_record import make_tables
+from toolcell.audit.store import LOCK_S, TABLES, VERSION, BadInput, Lock, RecordDatabase, lock_number, storable
+from toolcell.errors import AuditError, UsageError
+from toolcell.support.lazy import needed
+
+SCHEMA: Final = "toolcell_record"
+"""Where the tables are, unless the URL says `?schema=NAME`."""
+NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+MAKE_LOCK: Final = 0x746F6F6C
+"""Number of the advisory lock under which tables are made, together with the schema's name."""
+ROWS_AT_ONCE: Final = 1000
+"""Rows that a scan of the record fetches in one piece."""
+
+RECONNECT_S: Final = 0.1
+"""Between two attempts to reach the server."""
+
+SETTINGS: Final[dict[str, object]] = {
+    "application_name": "toolcell",
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Of a connection, where the URL does not say otherwise: one that a network has lost is noticed in 30 s, in ms."""
+
+TYPES: Final = (
+    (r"\bid INTEGER PRIMARY KEY", "id BIGSERIAL PRIMARY KEY"),
+    (r"\bINTEGER\b", "BIGINT"),
+    (r"\bBLOB\b", "BYTEA"),
+    (r"\bREAL\b", "DOUBLE PRECISION"),
+    (r"\bTEXT\b", 'TEXT COLLATE "C"'),
+    (r"\) WITHOUT ROWID", ")"),
+)
+"""What a column is declared as, where SQLite's declaration means something else."""
+
+COLUMN_TYPES: Final = {"TEXT": "text", "INTEGER": "bigint", "BLOB": "bytea", "REAL": "double precision"}
+
+DIFFERENCES: Final = (
+    (r"%", "%%"),
+    (r"(?<!')\?", "%s"),
+    (r"\buser\b", '"user"'),
+    (r"\bchar\(10\)", "chr(10)"),
+    (r"\binstr\(", "pg_catalog.position("),
+    (r"\bGLOB\b", "~"),
+    (r"AS BLOB\)", "AS BYTEA)"),
+    (r"X'([0-9A-F]+)'", r"'\\x\1'::bytea"),
+    (r"typeof\((\w+)\) = '\w+'", r"\1 IS NOT NULL"),
+    (r"typeof\((\w+)\) != '\w+'", r"\1 IS NULL"),
+    (
+        r"date\((\w+) / 1000000000, 'unixepoch'\)",
+        r"to_char(to_timestamp(\1 / 1000000000) AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+    ),
+)
+"""What is written otherwise than in SQLite. Every statement is one of ours, and goes through this table once."""
+
+PLAIN_ROWS: Final = (
+    "WITH plain_run AS (SELECT * FROM run WHERE started IS NOT NULL AND outcome IS NOT NULL), "
+    "plain_call AS (SELECT call.*, started FROM call JOIN plain_run ON plain_run.writer = call.writer "
+    "AND plain_run.n = call.run WHERE tool IS NOT NULL AND status IS NOT NULL), "
+    "plain_request AS (SELECT * FROM request) "
+)
+"""What is counted. The columns have types, so no other program puts values of another one there."""
+
+
+@lru_cache(maxsize=1024)
+def translated(sql: str) -> str:
+    """Return a statement of ours in PostgreSQL's SQL."""
+    sql = _replaced(sql, DIFFERENCES)
+    return PLAIN_ROWS + sql if "plain_" in sql else sql
+
+
+def _replaced(sql: str, differences: Iterable[tuple[str, str]]) -> str:
+    for pattern, text in differences:
+        sql = re.sub(pattern, text, sql)
+    return sql
+
+
+def _value(given: Any) -> Any:
+    if isinstance(given, Glob):
+        return glob_pattern(given)
+    return storable(given)
+
+
+def glob_pattern(glob: str) -> str:
+    """Return the regular expression of PostgreSQL's that means the same as a pattern of SQLite's GLOB."""
+    parts = re.findall(r"\[\^?\]?[^\]]*\]|.", glob, re.DOTALL)
+    simple = {"*": ".*", "?": "."}
+    return "^(?:" + "".join(
+        simple.get(each) or (_class(each) if len(each) > 1 else re.escape(each)) for each in parts
+    ) + ")$"  # fmt: skip
+
+
+def _class(text: str) -> str:
+    return text.replace("\\", "\\\\")
+
+
+class PostgresConnection:
+    """A connection that takes the SQL of the record as SQLite does. One thread at a time uses it."""
+
+    def __init__(self, psycopg: Any, connect: Callable[[], Any], *, is_reader: bool) -> None:
+        self._psycopg, self._connect, self._is_reader = psycopg, connect, is_reader
+        self._connection = connect()
+        self._scans = 0
+        self._text_factory: Any = None
+
+    @property
+    def text_factory(self) -> Any:
+        """`bytes` where text is wanted as it is stored."""
+        return self._text_factory
+
+    @text_factory.setter
+    def text_factory(self, factory: Any) -> None:
+        self._text_factory = factory
+        own = self._psycopg.types.string.TextLoader
+        self._connection.adapters.register_loader("text", _bytes_loader(self._psycopg) if factory is bytes else own)
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between BEGIN and COMMIT."""
+        return bool(self._connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE)
+
+    @property
+    def is_lost(self) -> bool:
+        """The server, or the way to it, is gone."""
+        return bool(self._connection.closed)
+
+    def pipeline(self) -> AbstractContextManager[object]:
+        """Send the statements of a block without waiting for each answer."""
+        pipeline: AbstractContextManager[object] = self._connection.pipeline()
+        return pipeline
+
+    def execute(self, sql: str, values: Any = (), /) -> Any:
+        """Execute a statement, and return its cursor. What a reader selects in a transaction comes in pieces."""
+        is_scan = self._is_reader and self.in_transaction and sql.lstrip().startswith(("SELECT", "WITH"))
+        try:
+            return self._execute(sql, values, is_scan)
+        except self._psycopg.OperationalError:
+            if not (self._is_reader and self.is_lost) or is_scan:
+                raise
+            self._connection = self._connect()  # nothing was under way: the server was started again
+            self.text_factory = self._text_factory
+            return self._execute(sql, values, is_scan)
+
+    def _execute(self, sql: str, values: Any, is_scan: bool) -> Any:
+        text, given = translated(sql), [_value(each) for each in values]
+        if not is_scan:
+            return self._connection.execute(text, given)
+        self._scans += 1
+        name = f"scan_{self._scans}"
+        self._connection.execute(f"DECLARE {name} NO SCROLL CURSOR FOR {text}", given)
+        return _Scan(self._connection, name)
+
+    def reconnect(self) -> None:
+        """Connect again."""
+        self._connection.close()
+        self._connection = self._connect()
+
+    def executemany(self, sql: str, rows: Any, /) -> Any:
+        """Execute a statement for each row of values."""
+        cursor = self._connection.cursor()
+        cursor.executemany(translated(sql), [[_value(each) for each in row] for row in rows])
+        return cursor
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+def _bytes_loader(psycopg: Any) -> Any:
+    class BytesLoader(psycopg.adapt.Loader):  # type: ignore[misc]
+        def load(self, data: Any) -> bytes:
+            return bytes(data)
+
+    return BytesLoader
+
+
+class _Scan:
+    """The rows of one query, which the server gives in pieces."""
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self._connection, self._name = connection, name
+
+    def fetchmany(self, count: int) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self._connection.execute(f"FETCH {count} FROM {self._name}").fetchall()
+        return rows
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return next(iter(self.fetchmany(1)), None)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return [*self]
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        while rows := self.fetchmany(ROWS_AT_ONCE):
+            yield from rows
+
+    def close(self) -> None:
+        self._connection.execute(f"CLOSE {self._name}")
+
+
+class _NameLock(Lock):
+    """An advisory lock of the connection that writes: with that connection it is lost."""
+
+    def __init__(self, record: PostgresRecord, kind: str, name: str) -> None:
+        super().__init__()
+        self.kind, self.name = kind, name
+        self.number = lock_number(f"{record.schema} {kind} {name}")
+        self.is_taken = False
+        """The server knows of it."""
+        self._record = record
+
+    def release(self) -> None:
+        self._record.release(self)
+
+
+class PostgresRecord(RecordDatabase):
+    """A record in a schema of a database. Every write waits for the server, so a thread writes.
+
+    What was sent with a connection that is lost may be written or not: the log finds out from its chain.
+    """
+
+    is_waiting = True
+
+    def __init__(self, url: str) -> None:
+        self._psycopg = needed("psycopg", "a record in PostgreSQL", "postgres")
+        self.errors = (self._psycopg.Error,)
+        url, self.schema = _without_schema(url)
+        self._settings = SETTINGS | _settings_of(self._psycopg, url)
+        of = {name: str(self._settings.get(name) or "") for name in ("user", "host", "port", "dbname")}
+        at = f"{of['user']}@" if of["user"] else ""
+        host = "" if of["host"].startswith("/") else of["host"]
+        port = f":{of['port']}" if of["port"] else ""
+        more = [f"host={of['host']}"] if of["host"] != host else []
+        more += [f"schema={self.schema}"] if self.schema != SCHEMA else []
+        self.place = f"postgresql://{at}{host}{port}/{of['dbname']}{'?' if more else ''}{'&'.join(more)}"
+        self.turn = threading.RLock()
+        self._writer: PostgresConnection | None = None
+        self._names = threading.Lock()
+        self._locks: dict[tuple[str, str], _NameLock] = {}
+        """Those that are held here. `_names` is held for a look at it."""
+        self._problem = ""
+        """Why nothing may be written any more."""
+
+    # Opening
+
+    def open_writable(self, *, is_synced: bool = False) -> PostgresConnection:
+        """Connect to write, and make schema and tables if there are none. A commit is on the server's disk."""
+        self._problem = ""
+        self._writer = self._opened(is_reader=False)
+        return self._writer
+
+    def open_read_only(self) -> PostgresConnection:
+        """Connect to read."""
+        return self._opened(is_reader=True)
+
+    def _opened(self, *, is_reader: bool) -> PostgresConnection:
+        def connect() -> Any:
+            connection = self._psycopg.connect(**self._settings, autocommit=True)
+            try:
+                self._prepare(connection, is_reader)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+        try:
+            return PostgresConnection(self._psycopg, connect, is_reader=is_reader)
+        except self._psycopg.Error as exc:
+            verb = "read" if is_reader else "write"
+            raise BadInput(f"cannot {verb} the record {self.place}: {self.why(exc)}{self._cure(exc)}") from exc
+
+    def _cure(self, exc: Exception) -> str:
+        errors = self._psycopg.errors
+        if isinstance(exc, errors.InsufficientPrivilege):
+            return (
+                f"; have the owner of the database run CREATE SCHEMA {self.schema} AUTHORIZATION <this user>, or to "
+                f"read: GRANT USAGE ON SCHEMA {self.schema}, GRANT SELECT ON ALL TABLES IN SCHEMA {self.schema}"
+            )
+        if isinstance(exc, self._psycopg.OperationalError):
+            return "; check host, port, user, password and database of the URL, and that the server runs"
+        return ""
+
+    def _prepare(self, connection: Any, is_reader: bool) -> None:
+        connection.execute("SET client_encoding = 'UTF8'")
+        connection.execute("SET client_min_messages = warning")
+        connection.execute(f"SET lock_timeout = {LOCK_S * 1000:.0f}")
+        connection.execute(f'SET search_path TO "{self.schema}", pg_temp')
+        if is_reader:
+            connection.execute("SET default_transaction_read_only = on")
+            connection.execute("SET default_transaction_isolation = 'repeatable read'")
+        elif "about" not in self._tables(connection):
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (MAKE_LOCK, self.schema))
+                if not (found := self._tables(connection)):
+                    self._make_tables(connection)
+                elif "about" not in found:
+                    raise BadInput(
+                        f"the schema {self.schema} of {self.place} has other tables; nothing was changed, name another "
+                        "one: ?schema=NAME"
+                    )
+        self._check_schema(connection)
+
+    def _tables(self, connection: Any) -> dict[str, tuple[Any, ...]]:
+        """Return what can be selected from in the schema, by name: its kind, and whether something else answers or
+        writes when it is used."""
+        query = (
+            "SELECT relname, relkind, relrowsecurity OR EXISTS (SELECT 1 FROM pg_catalog.pg_rewrite WHERE ev_class = "
+            "pg_class.oid) OR EXISTS (SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_class.oid) FROM pg_class "
+            "WHERE relkind IN ('r', 'v', 'm', 'f', 'p') AND relnamespace = "
+            "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+        )
+        return {name: (kind, is_odd) for name, kind, is_odd in connection.execute(query, (self.schema,))}
+
+    def _make_tables(self, connection: Any) -> None:
+        if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+            raise BadInput(f"the database {self.place} stores text as {encoding}; make one with ENCODING 'UTF8'")
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{self.schema}"')
+        for statement in TABLES:
+            connection.execute(translated(_replaced(statement, TYPES)))
+        connection.execute(
+            "INSERT INTO about VALUES ('record', %s), ('tokens', %s), ('version', %s)",
+            (os.urandom(16).hex(), os.urandom(32).hex(), str(VERSION)),
+        )
+
+    def _check_schema(self, connection: Any) -> None:
+        """Check that the tables are plain ones: a view, a rule or a trigger would answer or write another row."""
+        found = self._tables(connection)
+        if "about" not in found:
+            raise BadInput(f"there is no record in {self.place}")
+        version = connection.execute("SELECT value FROM about WHERE key = 'version'").fetchone()
+        self.check_version(int(version[0]) if version is not None and version[0].isdigit() else VERSION + 1)
+        names = {each.split()[2] for each in TABLES if each.startswith("CREATE TABLE")}
+        for name in sorted(names | {each for each in found if not each.startswith("x_")}):
+            if name not in names or found.get(name) != ("r", False):
+                raise AuditError(f"the tables of the record {self.place} are not those that toolcell makes: {name!r}")
+        columns = {
+            (each.split()[2], name, COLUMN_TYPES[kind])
+            for each in TABLES
+            if each.startswith("CREATE TABLE")
+            for name, kind in re.findall(r"(\w+) (TEXT|INTEGER|BLOB|REAL)\b", each)
+        }
+        query = "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = %s"
+        there = {each for each in connection.execute(query, (self.schema,)).fetchall() if each[0] in names}
+        if there != columns:
+            other = sorted(there ^ columns)[0]
+            raise AuditError(f"the tables of the record {self.place} are not those that toolcell makes: {other}")
+
+    # Writing
+
+    def begin_write(self, db: Any, wait_s: float) -> bool:
+        """Begin a transaction, as soon as the server is there."""
+        if not wait_s:
+            return False
+
+        def begin() -> None:
+            with self._names:
+                missing = [each for each in self._locks.values() if not each.is_taken]
+            for lock in missing:
+                if not self._take(db, lock):
+                    self._give_up(lock)
+            db.execute("BEGIN")
+
+        self._patiently(db, begin, wait_s)
+        return True
+
+    def _patiently(self, db: PostgresConnection, work: Callable[[], object], wait_s: float) -> None:
+        """Do something with the connection that writes; connect again where that was lost before it began."""
+        until = time.monotonic() + wait_s
+        while True:
+            if self._problem:
+                raise AuditError(f"cannot write the record {self.place}: {self._problem}")
+            try:
+                if db.is_lost:
+                    db.reconnect()
+                    self._take_again(db)
+                work()
+            except self._psycopg.OperationalError as exc:
+                if not (db.is_lost or isinstance(exc, self._no_server)) or time.monotonic() >= until:
+                    raise
+                time.sleep(RECONNECT_S)
+            else:
+                return
+
+    @property
+    def _no_server(self) -> tuple[type[Exception], ...]:
+        errors = self._psycopg.errors
+        return (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+
+    def batch(self, db: Any) -> AbstractContextManager[object]:
+        """Send the statements of a block without waiting for each answer."""
+        return cast("PostgresConnection", db).pipeline()
+
+    @property
+    def is_lost(self) -> bool:
+        """The server, or the way to it, went away."""
+        return self._writer is not None and self._writer.is_lost
+
+    def check_present(self) -> None:
+        """Do nothing: a table that is gone is an error when it is written to."""
+
+    def sync(self) -> None:
+        """Do nothing: a commit is on the server's disk."""
+
+    def compact(self) -> None:
+        """Do nothing: the server does it."""
+
+    def close(self, db: Any) -> None:
+        """Close the connection, and its locks with it."""
+        self.forget_connections()
+        db.close()
+
+    def forget_connections(self) -> None:
+        """Use the connection that writes no longer: it is closed, or that of the parent of this process."""
+        self._abandoned, self._writer = self._writer, None
+        self._names, self._locks = threading.Lock(), {}
+
+    # Reading
+
+    def damage(self, db: Any) -> Iterator[str]:
+        """Yield nothing: the server checks its own files."""
+        return iter(())
+
+    def most_bytes(self, db: Any) -> float:
+        """Return no number: the server may store rows in fewer bytes than they have."""
+        return math.inf
+
+    def state(self, db: Any) -> object:
+        """Return what differs once somebody has written, also in another database of the server."""
+        return db.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
+
+    def copy_to(self, db: Any, copy: sqlite3.Connection) -> None:
+        """Copy every row to a new SQLite file, as they are at one moment."""
+        make_tables(copy)
+        db.execute("BEGIN")
+        for statement in TABLES:
+            if statement.startswith("CREATE TABLE"):
+                table = statement.split()[2]
+                columns = len(copy.execute(f"SELECT * FROM {table} LIMIT 0").description)
+                rows = db.execute(f"SELECT * FROM {table}")
+                copy.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})", rows)
+        copy.commit()
+        db.execute("COMMIT")
+
+    def why(self, exc: Exception) -> str:
+        """Say in words why the server refused."""
+        errors = self._psycopg.errors
+        reasons = (
+            (errors.LockNotAvailable, f"another process has locked it for more than {LOCK_S:g} s"),
+            (errors.DiskFull, "the disk of the server is full"),
+            (errors.ReadOnlySqlTransaction, "the server is read-only"),
+        )
+        said = next((text for kind, text in reasons if isinstance(exc, kind)), "")
+        return said or " ".join(str(exc).split())[:500]
+
+    # Locks
+
+    def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> Lock:
+        """Lock a name. One that nobody else knows is locked with the next write."""
+        lock = _NameLock(self, kind, name)
+        with self._names:
+            if (kind, name) in self._locks:
+                raise BlockingIOError(f"{kind} {name} is open here")
+            self._locks[kind, name] = lock
+        if is_unknown:
+            return lock
+        try:
+            with self.turn:
+                if (db := self._writer) is None:
+                    raise OSError(f"the record {self.place} is not open")
+                found: list[bool] = []
+                self._patiently(db, lambda: found.append(self._take(db, lock)), LOCK_S)
+                if not found[-1]:
+                    raise BlockingIOError(f"{kind} {name} is open elsewhere")
+        except BaseException as exc:
+            with self._names:
+                self._locks.pop((kind, name), None)
+            if isinstance(exc, AuditError):
+                raise OSError(str(exc)) from exc
+            if isinstance(exc, self._psycopg.Error):
+                raise OSError(f"{self.place}: {self.why(exc)}") from exc
+            raise
+        return lock
+
+    def _take(self, db: PostgresConnection, lock: _NameLock) -> bool:
+        """Lock a name, if it is not locked by this connection."""
+        if not lock.is_taken:
+            lock.is_taken = bool(db.execute("SELECT pg_try_advisory_lock(?)", (lock.number,)).fetchone()[0])
+        return lock.is_taken
+
+    def _take_again(self, db: PostgresConnection) -> None:
+        """Lock again what was locked, and check that nobody has written to those journals meanwhile."""
+        with self._names:
+            locks = [each for each in self._locks.values() if each.is_taken]
+        for lock in locks:
+            lock.is_taken = False
+        for lock in locks:
+            query = "SELECT coalesce(max(n), 0) FROM kept WHERE kind = ? AND name = ?"
+            is_taken = self._take(db, lock)
+            last = db.execute(query, (lock.kind, lock.name)).fetchone()[0]
+            if not is_taken or (lock.written is not None and last not in (lock.written, lock.attempted)):
+                self._give_up(lock)
+
+    def _give_up(self, lock: _NameLock) -> None:
+        self._problem = (
+            f"the connection was lost, and {lock.kind} {lock.name} was taken up by another process meanwhile; open the "
+            "Runtime again"
+        )
+        raise AuditError(f"cannot write the record {self.place}: {self._problem}")
+
+    def release(self, lock: _NameLock) -> None:
+        """Let others have a name."""
+        with self._names:
+            self._locks.pop((lock.kind, lock.name), None)
+        with self.turn, suppress(*self.errors):  # a lost connection holds none
+            if lock.is_taken and self._writer is not None and not self._writer.is_lost:
+                self._writer.execute("SELECT pg_advisory_unlock(?)", (lock.number,))
+
+    def is_locked(self, kind: str, name: str, db: Any) -> bool:
+        """Return whether somebody has locked a name."""
+        with self._names:
+            if (kind, name) in self._locks:
+                return True
+        number = _NameLock(self, kind, name).number
+        query = (
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = ? "
+            "AND objid::bigint = ? AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return bool(db.execute(query, (number >> 32, number & 0xFFFFFFFF)).fetchone())
+
+
+# URLs
+
+
+def _without_schema(url: str) -> tuple[str, str]:
+    """Return a URL without `?schema=NAME`, and the name.
+
+    Raises:
+        UsageError: the name cannot be one.
+    """
+    base, _, query = url.partition("?")
+    given = [each for each in query.split("&") if each]
+    schemas = [each.removeprefix("schema=") for each in given if each.startswith("schema=")]
+    schema = schemas[-1] if schemas else SCHEMA
+    if not NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise UsageError(f"record=: ?schema={schema!r:.80} must match {NAME.pattern}")
+    rest = "&".join(each for each in given if not each.startswith("schema="))
+    return (f"{base}?{rest}" if rest else base), schema
+
+
+def _settings_of(psycopg: Any, url: str) -> dict[str, Any]:
+    """Return what a URL says. No error names it: a password may be anywhere in one that is wrong.
+
+    Raises:
+        UsageError: it is not a URL as libpq takes it.
+    """
+    base = url.partition("?")[0].partition("://")[2]
+    try:
+        found: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        found = {"port": "?"}
+    is_plain = base.count("@") <= 1 and "@" not in base.partition("/")[2] and "#" not in base
+    if not is_plain or (not str(found.get("port", "")).replace(",", "").isdigit() and found.get("port")):
+        raise UsageError(
+            "record=: this is not the URL of a PostgreSQL database; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+            ", and a special character of the password as %40 (for @), %2F (/), %3A (:), %23 (#), %3F (?) or %25 (%)"
+        )
+    return found
