@@ -226,7 +226,7 @@ def test_inputs_are_json_under_names_a_script_can_use() -> None:
     assert arguments.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
 
 
-@each_row("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={"])
+@each_row("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={", "x=" + "[" * 100_000])
 def test_an_input_that_is_no_name_and_json_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
         arguments.parse_inputs([text])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -85,6 +86,28 @@ def test_a_part_that_cannot_be_decoded_costs_that_part() -> None:
     answer = CallToolResult.model_validate({"content": [text("here"), image("%%%")]}, by_name=False)
     result = as_tool_result("s", answer, None)
     assert result.value == ["here", "(image-2.png could not be decoded: it is not base64)"]
+
+
+def test_texts_beside_many_fields_are_compared_with_the_first_of_them() -> None:
+    blocks = [text(f"text {number}") for number in range(1000)]
+    answer = CallToolResult.model_validate(
+        {"content": blocks, "structuredContent": {f"f{number}": [number] for number in range(60_000)}}
+    )
+    began = time.process_time()
+    result = as_tool_result("s", answer, None)
+
+    assert len(result.value["_content"]) == 1000
+    assert time.process_time() - began < 1.0
+
+
+async def test_bytes_that_mcp_cannot_carry_are_refused_with_what_to_send() -> None:
+    registry = ToolRegistry()
+    client = await registry.add_mcp_server("s", command=raw(pages=[[a_tool()]]), approve="none")
+    result = await registry.dispatch("s.t", {"data": b"\xff"})
+    await client.close()
+
+    assert result.error is not None and result.error.code == "invalid_arguments"
+    assert "base64.b64encode" in result.text
 
 
 def test_an_error_with_nothing_but_structured_content_keeps_its_reason() -> None:

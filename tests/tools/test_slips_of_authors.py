@@ -34,6 +34,7 @@ RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "an exception as message": (lambda: ToolResult.fail(ValueError("no such row")), "no such row"),  # type: ignore[arg-type]
     "a number as message": (lambda: fail_with(ToolError(404)), "404"),  # type: ignore[arg-type]
     "an empty message": (lambda: fail_with(ToolError("")), "tool_error"),
+    "no message": (lambda: ToolResult.fail(None), "tool_error"),  # type: ignore[arg-type]
     "details that are not a mapping": (lambda: fail_with(ToolError("no such row", details="x")), "no such row"),  # type: ignore[arg-type]
     "an error that is ok": (lambda: ToolResult.fail("x", status="ok"), "must have no error"),  # type: ignore[arg-type]
     "an unknown status": (lambda: ToolResult(status="fine"), "must be one of"),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import copy
 import enum
 import json
 import math
+import re
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Union
@@ -307,3 +308,18 @@ def test_defaults_in_models_that_json_does_not_have_are_not_in_schemas_and_the_m
 
     assert "default" not in json.dumps(registry.to_provider_defs(), allow_nan=False)
     assert registry.execute_sync("take", {"odd": {}}).text == f"nan {2**70}"
+
+
+@each_row("pattern", ["(a|b)" * 201, "(" * 900, "["])
+async def test_a_pattern_that_takes_long_to_compile_is_refused_before_it_is_compiled(pattern: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def find(pattern: re.Pattern[str], more: list[re.Pattern[str]] | None = None) -> str:
+        """Find a pattern in a text."""
+        return pattern.pattern
+
+    result = await registry.dispatch("find", {"pattern": "x", "more": [pattern]})
+
+    assert result.error is not None and result.error.code == "invalid_arguments"
+    assert (await registry.dispatch("find", {"pattern": "(a|b)" * 200, "more": []})).text == "(a|b)" * 200

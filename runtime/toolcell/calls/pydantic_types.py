@@ -20,6 +20,9 @@ from toolcell.calls.values import BadValue, copy_arguments
 from toolcell.errors import RegistrationError
 from toolcell.support.checks import brief
 
+MAX_PATTERN_CHARS: Final = 1_000
+"""Most characters of an argument that becomes an `re.Pattern`. Compiling so many takes the host some 10 ms."""
+
 
 class _Described(GenerateJsonSchema):
     """pydantic's description of types, with bytes as base64 text. Rules about their length are left to pydantic.
@@ -37,9 +40,12 @@ class _Described(GenerateJsonSchema):
         is_dumped = schema["type"] in ("model", "dataclass") and hasattr(schema["cls"], "__pydantic_serializer__")
         self._models += is_dumped
         try:
-            return super().generate_inner(schema)
+            described = super().generate_inner(schema)
         finally:
             self._models -= is_dumped
+        if schema["type"] == "function-plain" and described.get("format") == "regex" and self.mode == "validation":
+            return {**described, "maxLength": MAX_PATTERN_CHARS}
+        return described
 
     def ser_schema(self, schema: Any) -> Schema | None:
         return super().ser_schema(schema) if self._models else None

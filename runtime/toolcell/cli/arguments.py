@@ -80,9 +80,9 @@ def parse_inputs(given: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--input {text!r}: want name=json, with a name a script can use")
         try:
             inputs[name] = json.loads(value)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise UsageError(
-                f"--input {name}: {value!r} is not JSON ({exc}); text wants quotes: {name}='\"...\"'"
+                f"--input {name}: {value!r:.80} is not JSON ({exc}); text wants quotes: {name}='\"...\"'"
             ) from exc
     return inputs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,8 @@ INVALID_RESULT = "invalid_result"
 MAX_SAID_CHARS = 2_000
 MAX_JSON_CHARS = 100_000
 """Most characters of a text that is read as JSON here."""
+MOST_FIELDS = 32
+"""Most fields of structured content that each text is compared with."""
 BESIDE = "_content"
 """Key under which a script finds texts and files beside structured content."""
 
@@ -104,7 +107,7 @@ def _says_the_same(text: str, data: Any, place: int, value: dict[str, Any]) -> b
     """Whether a text repeats structured content, as servers do for older clients: whole, a field of it, or an item."""
     inner = value["result"] if list(value) == ["result"] else value
     item = inner[place] if isinstance(inner, list) and place < len(inner) else inner
-    fields = inner.values() if isinstance(inner, dict) else ()
+    fields = [*itertools.islice(inner.values(), MOST_FIELDS)] if isinstance(inner, dict) else ()
     items = [each[place] for each in fields if isinstance(each, list) and place < len(each)]
     return not text.strip() or any(one in (value, inner, item, *fields, *items) for one in (text, data))
 

@@ -450,6 +450,10 @@ class McpClient(OpenedInBlock):
         try:
             with self._questions.during_call(), self._noted(transport):
                 answer = await client.call_tool(tool.remote_name, args, limit, on_progress)
+        except UnicodeDecodeError:
+            cure = "send them as text, such as base64.b64encode(x).decode()"
+            message = f"{tool.remote_name}: an argument has bytes that are not UTF-8, which MCP cannot carry; {cure}"
+            return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
         except MCPError as exc:
             if exc.error.code == SESSION_GONE:  # the call was not carried out
                 return await self._call_in_new_session(tool, args, context, transport, is_again)

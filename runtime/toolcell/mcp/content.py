@@ -99,7 +99,7 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "outcome": str(result.outcome),
         "logs": clean(result.logs.text) if with_logs else "",
-        "error": None if error is None else {"type": error.type, "message": error.message, "line": error.line},
+        "error": None if error is None else {"type": error.type, "message": clean(error.message), "line": error.line},
         "files": [
             {"name": file.name, "media_type": file.media_type, "size": file.size, "problem": file.problem}
             for file in result.files

@@ -113,7 +113,7 @@ class RegisteredTool:
         """
         try:
             return None if self.spec.decode is None else self.spec.decode(args)
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, RecursionError) as exc:
             from pydantic import ValidationError
 
             # pydantic's errors take many times the memory of what was sent: they are not kept.

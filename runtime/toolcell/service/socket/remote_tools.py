@@ -54,6 +54,8 @@ MESSAGE_COST: Final = 64
 """What a notification counts for besides its text."""
 PROGRESS_COST: Final = 4096
 """What a notification with a value counts for."""
+MAX_ABORT_CHARS: Final = 4_000
+"""Most characters of why a caller's tool ends its run, as the caller's own end cuts it."""
 MARGIN_S: Final = 5.0
 """The caller's own timeout comes first; this is what it may be late."""
 
@@ -316,7 +318,7 @@ class ServedRequest:
         try:
             plain = await self._channel.call("tool", params)
             if isinstance(plain, dict) and isinstance(abort := plain.get("abort"), str):
-                raise ToolAbort(abort)
+                raise ToolAbort(abort[:MAX_ABORT_CHARS])
             return read_answer(plain)
         except (UnsendableValue, ValueTooLarge, RemoteProtocolError) as exc:
             return not_sent(exc)
