@@ -56,9 +56,8 @@ UNTIL_GUEST = Group(
 )
 
 BESIDE_GUESTS = Group(
-    "processes of a container that are not guests wait for children and with epoll, and pass descriptors; guests with "
-    "packages wait with epoll too",
-    (*EPOLL.calls, "sendmsg", "rt_sigaction"),
+    "processes of a container that are not guests wait for children; guests with packages wait with epoll",
+    (*EPOLL.calls, "rt_sigaction"),
 )
 """Each guest's own filter decides these for the guest."""
 
