@@ -79,7 +79,6 @@ from toolcell.tools import (
     ToolDefinition,
     ToolRegistry,
     ToolResult,
-    check_shown_chars,
     ends_run,
     registry_of,
 )
@@ -136,7 +135,7 @@ class ToolLoopConfig:
             cure = f"write {provider.__name__}(...)" if isinstance(provider, type) else "such as OpenAIProvider()"
             raise UsageError(f"provider must have an async method chat, {cure}, not {brief(provider)}")
         check_count("max_iterations", self.max_iterations, 0)
-        check_shown_chars(self.shown_chars)
+        check_count("shown_chars", self.shown_chars, 0)
         check_seconds("wall_s", self.wall_s, optional=True)
         check_kind("model", self.model, str, cure="the name that the provider gives it")
         check_kind("name", self.name, str)

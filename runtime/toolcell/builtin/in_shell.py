@@ -30,19 +30,19 @@ def run_command(
     root = os.getcwd()
     for name in directories:
         os.makedirs(name, exist_ok=True)
-    before = digests(root)
+    files, folders, _ = digests(root)
     here = os.path.join(root, directory)
     outcome = execute(command, timeout_s, output_bytes, here if os.path.isdir(here) else root, keeps_directory)
-    after = digests(root)
-    changed = [name for name, digest in after.files.items() if before.files.get(name) != digest]
-    said = outcome.pop("directory", "")
+    files_after, folders_after, skipped = digests(root)
+    changed = [name for name, digest in files_after.items() if files.get(name) != digest]
+    said = outcome["directory"]
     return {
         **outcome,
         "directory": os.path.relpath(said, root) if os.path.isdir(said) else "",
-        "deleted": sorted(before.files.keys() - after.files.keys()),
-        "made_directories": sorted(after.directories - before.directories),
-        "deleted_directories": sorted(before.directories - after.directories, reverse=True),
-        "skipped": after.skipped,
+        "deleted": sorted(files.keys() - files_after.keys()),
+        "made_directories": sorted(folders_after - folders),
+        "deleted_directories": sorted(folders - folders_after, reverse=True),
+        "skipped": skipped,
     }, changed
 
 
@@ -73,14 +73,9 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
         stream.reader.join(LEFT_S)
     stdout, stderr = kept
     os.set_blocking(told, False)
+    code, directory = process.returncode, b""
     with contextlib.suppress(BlockingIOError):
-        directory = os.read(told, 4096).decode("utf-8", "replace").rstrip("\n")
-        return {**answer(process.returncode, timed_out, stdout, stderr), "directory": directory}
-    return answer(process.returncode, timed_out, stdout, stderr)
-
-
-def answer(code: int, timed_out: bool, stdout: Kept, stderr: Kept) -> dict[str, Any]:
-    """Say how the command ended and what it printed."""
+        directory = os.read(told, 4096)
     return {
         "exit_code": code if code >= 0 else 128 - code,
         "signal": -code if code < 0 else 0,
@@ -88,6 +83,7 @@ def answer(code: int, timed_out: bool, stdout: Kept, stderr: Kept) -> dict[str, 
         "stdout": stdout.text(),
         "stderr": stderr.text(),
         "truncated": stdout.dropped + stderr.dropped > 0,
+        "directory": directory.decode("utf-8", "replace").rstrip("\n"),
     }
 
 
@@ -112,18 +108,11 @@ class Kept:
         return self._data.decode("utf-8", "replace")
 
 
-class Tree:
-    """What the workspace has."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.directories: set[str] = set()
-        self.skipped: list[str] = []
-
-
-def digests(root: str) -> Tree:
+def digests(root: str) -> tuple[dict[str, bytes], set[str], list[str]]:
     """Return the regular files with their digests, the directories, and what is neither."""
-    tree = Tree()
+    files: dict[str, bytes] = {}
+    directories: set[str] = set()
+    skipped: list[str] = []
     for folder, folders, names in os.walk(root):
         for name in [*folders, *names]:
             path = os.path.join(folder, name)
@@ -131,10 +120,10 @@ def digests(root: str) -> Tree:
             with contextlib.suppress(OSError):
                 mode = os.lstat(path).st_mode
                 if stat.S_ISDIR(mode):
-                    tree.directories.add(shown)
+                    directories.add(shown)
                 elif stat.S_ISREG(mode):
                     with open(path, "rb") as file:
-                        tree.files[shown] = hashlib.file_digest(file, "blake2b").digest()
+                        files[shown] = hashlib.file_digest(file, "blake2b").digest()
                 else:
-                    tree.skipped.append(shown)
-    return tree
+                    skipped.append(shown)
+    return files, directories, skipped

@@ -44,6 +44,7 @@ from toolcell.results import Array, ExecutionResult, Outcome, Suspension, Table
 from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunOptions, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import check_count
 from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
 from toolcell.tools import (
@@ -55,7 +56,6 @@ from toolcell.tools import (
     Origin,
     RunContext,
     ToolDefinition,
-    check_shown_chars,
 )
 from toolcell_bridge import __version__
 
@@ -91,7 +91,7 @@ class McpServer:
     ) -> None:
         """`has_one_client`: the transport carries one client, as stdio does. `shown_chars`: of tools in the description
         of execute_code, in the most detailed way that there is room for."""
-        check_shown_chars(shown_chars)
+        check_count("shown_chars", shown_chars, 0)
         self.runtime = runtime
         self._keeps_state, self._exposes_tools, self._has_one_client = keeps_state, exposes_tools, has_one_client
         self._shown_chars = shown_chars

@@ -16,7 +16,7 @@ __all__ = [
     "Status", "Substitute", "Text", "Tool", "ToolCall", "ToolContext", "ToolDefinition",
     "ToolDescriptionWarning", "ToolOptions", "ToolRegistry", "ToolResult", "ToolSpec",
     "abandoned_threads", "approval_hook", "check_arguments", "check_code_runtime",
-    "check_shown_chars", "code_result", "code_spec", "compile_tool", "current_context", "decode_tool_call",
+    "code_result", "code_spec", "compile_tool", "current_context", "decode_tool_call",
     "describe_code", "describe_failure", "described_sandbox", "ends_run", "flows_of", "function_spec", "is_async",
     "is_large", "keyword_invoke", "load_scripts", "load_tools", "plan_of", "plan_spec", "positional_spec",
     "python_stubs", "registry_of", "run_call", "search_spec", "shown_within", "tool", "with_options",
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
         ToolSpec,
         compile_tool,
     )
-    from toolcell.tools.stubs import DETAILS, SHOWN_CHARS, check_shown_chars, python_stubs, shown_within
+    from toolcell.tools.stubs import DETAILS, SHOWN_CHARS, python_stubs, shown_within
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -112,7 +112,7 @@ else:
                 "check_code_runtime code_result code_spec describe_code describe_failure "
                 "described_sandbox flows_of"
             ),
-            "toolcell.tools.stubs": "DETAILS SHOWN_CHARS check_shown_chars python_stubs shown_within",
+            "toolcell.tools.stubs": "DETAILS SHOWN_CHARS python_stubs shown_within",
             "toolcell.tools.loading": "load_tools",
             "toolcell.tools.pipeline": "check_arguments ends_run run_call",
             "toolcell.tools.plan": "MAX_STEPS plan_of plan_spec",

@@ -20,11 +20,11 @@ from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, RepairedCall
 from toolcell.results.effects import shown_effects
-from toolcell.support.checks import brief
+from toolcell.support.checks import brief, check_count
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
 from toolcell.tools.adapters import with_options
 from toolcell.tools.spec import Offered, ToolSpec
-from toolcell.tools.stubs import SHOWN_CHARS, Detail, check_shown_chars, shown_within
+from toolcell.tools.stubs import SHOWN_CHARS, Detail, shown_within
 
 CODE_TOOL = "execute_code"
 PLAN_TOOL = "execute_plan"
@@ -240,7 +240,7 @@ def code_spec(
     """
     check_code_runtime(runtime, CODE_TOOL)
 
-    check_shown_chars(shown_chars)
+    check_count("shown_chars", shown_chars, 0)
 
     def invoke(context: ToolContext) -> Any:
         call = context.call

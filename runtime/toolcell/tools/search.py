@@ -23,7 +23,7 @@ from toolcell.support.vocabulary import fused_ranks, query_words, words
 from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
-from toolcell.tools.stubs import DETAILS, Recent, check_shown_chars, tools_text
+from toolcell.tools.stubs import DETAILS, Recent, tools_text
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100
@@ -209,7 +209,7 @@ def listed_within(tools: Sequence[RegisteredTool], shown_chars: int, found: Iter
     Otherwise those of tools that run others, such as execute_code, and of those that were found, the latest first. What
     cannot be found stays: without `search_tools` nothing is left out.
     """
-    check_shown_chars(shown_chars)
+    check_count("shown_chars", shown_chars, 0)
     if not is_large(tools, shown_chars) or not any(map(is_search, tools)):
         return tools
     kept, room = {tool.name for tool in tools if is_lasting(tool)}, shown_chars

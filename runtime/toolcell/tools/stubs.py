@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, get_args
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.schema import dicts_in, pointed
 from toolcell.errors import UsageError
-from toolcell.support.checks import check_count, check_one_of
+from toolcell.support.checks import check_one_of
 from toolcell.support.lru import Lru
 from toolcell.support.text import one_line
 from toolcell_bridge.guest.tool_names import python_name
@@ -405,15 +405,6 @@ MAX_SIGNATURE_CHARS: Final = 400
 MAX_SUMMARY_CHARS: Final = 120
 MAX_TEXT_CHARS: Final = 200_000
 """Most characters of tools that a script or a model asked for."""
-
-
-def check_shown_chars(shown_chars: object) -> None:
-    """Refuse what is not a budget.
-
-    Raises:
-        UsageError: it is not a whole number of at least 0.
-    """
-    check_count("shown_chars", shown_chars, 0)
 
 
 def signature_line(tool: Described) -> str:

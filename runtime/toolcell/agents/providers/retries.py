@@ -89,7 +89,8 @@ def as_provider_error(exc: Exception) -> ProviderError:
     """Translate any SDK's exception. Uses its HTTP status, headers and body, or else the name of its class."""
     if isinstance(exc, ProviderError):
         return exc
-    status, headers = getattr(exc, "status_code", None), _headers_of(exc)
+    status = getattr(exc, "status_code", None)
+    headers: Mapping[str, str] = getattr(getattr(exc, "response", None), "headers", None) or {}
     body = getattr(exc, "body", None)
     reported = _error_in(body)
     is_transient = _is_transient(reported)
@@ -127,11 +128,6 @@ def _host_of(exc: Exception) -> str:
         return ""
     netloc = getattr(getattr(request, "url", None), "netloc", b"")
     return netloc.decode() if isinstance(netloc, bytes) else ""
-
-
-def _headers_of(exc: Exception) -> Mapping[str, str]:
-    headers: Mapping[str, str] | None = getattr(getattr(exc, "response", None), "headers", None)
-    return headers if headers is not None else {}
 
 
 def reported_error(error: Any) -> ProviderError:
