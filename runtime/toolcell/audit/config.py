@@ -50,7 +50,7 @@ class RecordConfig(SettingsModel):
     fsync: Literal["never", "checkpoint", "always"] = "checkpoint"
     """When records must have reached the disk. When the machine loses power, `checkpoint` loses the records after the
     last checkpoint, `always` loses none, `never` leaves it to the kernel. A killed process loses at most ends of calls
-    of its last 50 ms; with `always` it loses none."""
+    of its last 50 ms; with `always` it loses none. A PostgreSQL server decides by itself (`synchronous_commit`)."""
 
     checkpoint_s: float = setting(default=1.0, gt=0, le=365 * 86400)
     """A record is signed at most this many seconds after it was written."""
