@@ -420,8 +420,8 @@ def test_input_files_that_do_not_fit_are_the_scripts_error(run: Run) -> None:
 
     assert result.outcome is Outcome.ERROR
     assert result.error is not None
-    assert "big" in result.error.message
-    assert (result.error.limit, "1000000" in result.error.message) == ("disk_bytes", True)
+    assert "big" in result.error.message and "disk_bytes" in result.error.message
+    assert (result.error.limit, result.error.limit_value) == ("disk_bytes", 1_000_000)
 
 
 @pytest.mark.conforms("Q16", "Q-b16", "Q32", "EX-44")

@@ -421,22 +421,20 @@ def test_what_a_guest_claims_to_have_left_running_is_cut(session: SyncSession) -
     assert sum(map(len, stuck.session.ended)) < 3000
 
 
-def test_calls_of_a_script_whose_caller_gave_up_count_for_the_session(session: SyncSession, effects: Effects) -> None:
-    async def give_up() -> None:
-        with anyio.move_on_after(10) as scope:
+@pytest.mark.anyio
+async def test_calls_of_a_script_whose_caller_gave_up_count_for_the_session(effects: Effects) -> None:
+    async with (
+        Runtime(effects.registry, pool=PoolConfig(warm=0)) as runtime,
+        runtime.session() as session,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(session.execute_code, "call_tool('wait_for_ever')")
+        with anyio.fail_after(60):
+            while not effects.made:
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
 
-            async def wait() -> None:
-                while not effects.made:
-                    await anyio.sleep(0.005)
-                scope.cancel()
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait)
-                await session.session.execute_code("call_tool('wait_for_ever')")
-
-    session._call(give_up)
-
-    assert session.session.used_calls == 1
+    assert session.used_calls == 1
 
 
 @pytest.mark.conforms("Q-b17")
