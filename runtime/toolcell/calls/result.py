@@ -161,7 +161,8 @@ class ToolFailure:
     def __post_init__(self) -> None:
         # What an author hands on here is often an exception or a number of HTTP: it ends up as text.
         check_kind("details", self.details, Mapping)
-        object.__setattr__(self, "message", "" if self.message is None else text_of(self.message))
+        said: object = self.message
+        object.__setattr__(self, "message", "" if said is None else text_of(said))
         object.__setattr__(self, "code", text_of(self.code))
         object.__setattr__(self, "retryable", bool(self.retryable))
 

@@ -151,7 +151,7 @@ MAX_LISTED_ERRORS = 1000
 bytes."""
 
 
-def _refusal(exc: ValueError | TypeError) -> str:
+def _refusal(exc: ValueError | TypeError | RecursionError) -> str:
     """Say what a tool's own Python types found wrong with arguments that fit its schema."""
     from pydantic import ValidationError
 
