@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import pytest
 
-from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
+from toolcell.sandbox.backend import Sample
+from toolcell.sandbox.process.cgroup import CgroupFiles, V2Cgroup
 from toolcell.sandbox.process.cgroup_manager import (
     HOSTS,
     CgroupManager,
@@ -69,21 +70,10 @@ def test_a_process_that_joins_is_counted_and_killed_with_the_group(manager: Cgro
     with inside(group.entries, WAIT) as child:
         assert group.pids() == {child.pid}
         usage = group.usage()
-        assert usage.current_processes == 1
-        assert usage.cpu_s is not None
+        assert usage.processes == 1
         assert group.destroy()
         assert child.wait() == -signal.SIGKILL
     assert group.destroy(), "twice is once"
-
-
-def test_a_process_can_be_put_inside_from_outside(manager: CgroupManager) -> None:
-    group = manager.create("added", 64 * MIB, 8)
-    with inside((), WAIT) as child:
-        assert group.pids() == set()
-        group.add(child.pid)
-        assert group.pids() == {child.pid}
-        assert group.destroy()
-        assert child.wait() == -signal.SIGKILL
 
 
 def test_memory_past_the_limit_is_an_oom_kill_and_counted(manager: CgroupManager) -> None:
@@ -94,8 +84,7 @@ def test_memory_past_the_limit_is_an_oom_kill_and_counted(manager: CgroupManager
             child.communicate("100")
             assert child.returncode == status
         usage = group.usage()
-        assert (usage.oom_kills > 0) == (status != 0)
-        assert usage.peak_memory_bytes is not None
+        assert (usage.memory_kills > 0) == (status != 0)
         assert 30 * MIB < usage.peak_memory_bytes <= limit
         assert group.destroy()
 
@@ -115,7 +104,7 @@ os.wait()
 """
     with inside(group.entries, "import sys" + script) as child:
         child.communicate()
-    assert group.usage().oom_kills > 0
+    assert group.usage().memory_kills > 0
     assert group.destroy()
 
 
@@ -139,9 +128,9 @@ sys.stdin.read()
         assert child.stdout is not None
         assert [child.stdout.readline(), child.stdout.readline()] == [f"{errno.EAGAIN}\n", "5\n"]
         usage = group.usage()
-        assert usage.current_processes == 6
-        assert usage.peak_processes in (6, None)
-        assert usage.processes_refused == 1
+        assert usage.processes == 6
+        assert usage.peak_processes == 6
+        assert usage.refused_processes == 1
         assert group.destroy()
 
 
@@ -353,7 +342,7 @@ def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
     files = PlainFiles()
     files.make(tmp_path / "one")
     group = V2Cgroup("one", str(tmp_path / "one"), files)
-    assert group.usage() == CgroupUsage(1.5, 4096, 2, 5, 2, 7)
+    assert group.usage() == Sample(1.5, 4096, 2, 5, 2, 7)
 
 
 def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(base: V2Location) -> None:
@@ -361,7 +350,7 @@ def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(base: V2Location) -
     manager = CgroupManager(base, files)
     group = manager.create("one", 64 * MIB, 9)
     usage = group.usage()
-    assert (usage.peak_memory_bytes, usage.peak_processes) == (None, None)
+    assert (usage.peak_memory_bytes, usage.peak_processes) == (0, 2)
     assert group.destroy()
     assert manager.close()
 

@@ -29,7 +29,7 @@ import msgpack
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import immortal_heap, preparation, supervisor
 from toolcell_bridge.entry.fork_handlers import HANDLERS
-from toolcell_bridge.entry.forked_guest import ForkedGuest
+from toolcell_bridge.entry.forked_guest import WARM_UPS, ForkedGuest
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -146,9 +146,6 @@ def _end_all() -> bool:
         select.select((), (), (), END_INTERVAL_S)
     return False
 
-
-WARM_UPS = 32
-"""Rehearsals before the first fork: guests share the code that the interpreter specialised."""
 
 REQUEST_BYTES = 64 * 1024
 REPORT_BYTES = 4096

@@ -13,30 +13,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from toolcell_bridge.wire.frozen import frozen
-
 Handler = Callable[[], object]
 
 NEEDLESS = frozenset({"asyncio.events", "concurrent.futures.thread", "logging", "random", "threading"})
 """Modules whose handlers do nothing for the child of a process with one thread, but for the seed of `random`."""
 
 
-@frozen
-class Registration:
-    """One call of `os.register_at_fork`."""
-
-    module: str
-    """Which called it."""
-
-    handlers: dict[str, Handler]
-    """By the name of the argument: before, after_in_child, after_in_parent."""
-
-
 class ForkHandlers:
     """The registrations of one process, oldest first."""
 
     def __init__(self) -> None:
-        self._registrations: list[Registration] = []
+        self._registrations: list[tuple[str, dict[str, Handler]]] = []
+        """Module and arguments of each call of `os.register_at_fork`: before, after_in_child, after_in_parent."""
         self._register_at_fork: Any = os.register_at_fork
 
     def collect(self) -> None:
@@ -44,12 +32,12 @@ class ForkHandlers:
         os.register_at_fork = self._keep  # type: ignore[assignment]
 
     def _keep(self, **handlers: Handler) -> None:
-        self._registrations.append(Registration(sys._getframe(1).f_globals["__name__"], handlers))
+        self._registrations.append((sys._getframe(1).f_globals["__name__"], handlers))
 
     def fork(self) -> int:
         """Fork as `os.fork` does, with the handlers of packages only, or all if this process has several threads."""
         is_alone = not count_threads()
-        needed = [each.handlers for each in self._registrations if not (is_alone and each.module in NEEDLESS)]
+        needed = [given for module, given in self._registrations if not (is_alone and module in NEEDLESS)]
         _call(reversed(needed), "before")
         pid = -1
         try:
@@ -61,8 +49,8 @@ class ForkHandlers:
     def register(self) -> None:
         """Register everything that was kept, for the forks of a script."""
         os.register_at_fork = self._register_at_fork
-        for each in self._registrations:
-            os.register_at_fork(**each.handlers)
+        for _, handlers in self._registrations:
+            os.register_at_fork(**handlers)
 
 
 def _call(registered: Iterable[dict[str, Handler]], when: str) -> None:

@@ -24,13 +24,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgpack
 
-from toolcell_bridge.entry import immortal_heap, preparation
+from toolcell_bridge.entry import immortal_heap, page_copies, preparation
 from toolcell_bridge.entry.fork_handlers import HANDLERS
-from toolcell_bridge.entry.forked_guest import ForkedGuest
+from toolcell_bridge.entry.forked_guest import WARM_UPS, ForkedGuest
 from toolcell_bridge.entry.immortal_heap import ImmortalHeap
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
@@ -43,7 +44,6 @@ from toolcell_bridge.entry.preparation import (
     set_environment,
 )
 from toolcell_bridge.guest import errors, own_signals
-from toolcell_bridge.guest.runner import exit_process
 from toolcell_bridge.isolation.apply import IsolationPlan, SandboxIsolation
 from toolcell_bridge.isolation.guest_paths import SCRATCH, WRITABLE
 from toolcell_bridge.isolation.rlimits import RlimitPlan, RlimitRows, numbered
@@ -63,9 +63,6 @@ from toolcell_bridge.wire.frozen import frozen
 
 REQUEST_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 8
-WARM_UPS = 32
-"""Rehearsals in the zygote. The interpreter specialises code that has run a dozen times, and children share it: a tenth
-fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds)."""
 
 IDLE_S = 0.005
 """After so long without an event it loads the next module that scripts may want."""
@@ -73,11 +70,8 @@ IDLE_S = 0.005
 READ = ("/etc",)
 READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell", "/programs")
 
-REPEATABLE = "toolcell_bridge.guest.determinism"
-"""Rehearsed only where hashes are repeatable, because only then runs are: that is slow. Sessions use it too."""
-
 GUEST_MODULES = (
-    REPEATABLE,
+    "toolcell_bridge.guest.determinism",
     "toolcell_bridge.guest.script_end",
     "toolcell_bridge.guest.interrupts",
     "toolcell_bridge.guest.frames",
@@ -119,6 +113,8 @@ class Zygote:
         self._to_load = [*COMMON_MODULES, *GUEST_MODULES]
         self._is_repeatable = "PYTHONHASHSEED" in os.environ
         self._warm_ups = WARM_UPS
+        self._copied = b""
+        """Pages that every child writes to."""
         self._heap: ImmortalHeap | None = None
         """While it is made immortal."""
         self._events = select.epoll()  # before it is taken away from scripts
@@ -163,6 +159,7 @@ class Zygote:
                     return
             if self._heap is not None and self._heap.step():
                 self._heap = None
+                self._settle()
 
     def _patience_s(self) -> float | None:
         """How long to wait for an event before the next step of what makes later sandboxes quicker."""
@@ -170,25 +167,27 @@ class Zygote:
             return IDLE_S  # such a step can take long
         return None if self._heap is None else 0.0
 
-    def _freeze_objects(self) -> None:
+    def _settle(self) -> None:
         # Frozen objects are never visited by the collector, so a child's collection does not copy their pages.
         gc.collect()
         gc.freeze()
+        assert self._settings is not None
+        self._copied = page_copies.find_copied(
+            partial(self._settings.guest.try_out, is_repeatable=self._is_repeatable), self._proc
+        )
 
     def _warm_up(self, guest: ForkedGuest) -> None:
         # One after each of the first events: the first sandbox does not wait for it, and a busy start does not skip it.
         guest.warm_up()
         self._warm_ups -= 1
         if not self._warm_ups:
-            self._freeze_objects()
+            self._settle()
 
     def _load_next(self) -> None:
         with preparation.without_packages():
-            module: Any = importlib.import_module(self._to_load.pop(0))
-        if self._is_repeatable and module.__name__ == REPEATABLE:
-            module.is_rehearsed = True
+            importlib.import_module(self._to_load.pop(0))
         if not self._to_load:
-            self._freeze_objects()
+            self._settle()
             self._heap = immortal_heap.begin()
 
     def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -247,6 +246,7 @@ class Zygote:
             set_environment(settings["environment"])
             guest = ForkedGuest(self._bridge, settings["frame_bytes"])
             guest.warm_up()
+            self._warm_ups = max(1, self._warm_ups)  # after the last, its pages are found
         limits = RlimitPlan(**settings["rlimits"])
         self._settings = SandboxSettings(
             guest, settings["disk_bytes"], settings["inodes"], numbered(limits), limits.processors
@@ -279,17 +279,19 @@ class Zygote:
                 os.dup2(descriptor, target, inheritable=target != BRIDGE)
             for cgroup in descriptors[3:]:
                 os.write(cgroup, b"0")
+            # In its own cgroup, which has to count them.
+            is_copied = page_copies.copy(self._copied) > 0
             # Its own session. Otherwise kill(0, ...) goes to the zygote and every other sandbox.
             os.setsid()
             # Its own open file. Otherwise it shares the flags with every other sandbox.
             null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             os.dup2(null, 0)
             self._isolation.apply(plan, self._proc, BRIDGE + 1)
-            guest.serve(self._isolation.layers)
+            guest.serve(self._isolation.layers, is_copied=is_copied)
         except BaseException as exc:
             os.write(2, f"{type(exc).__name__}: {exc}".encode())
         finally:
-            exit_process(1)
+            os._exit(1)
 
     def _reap(self, pidfd: int) -> None:
         """Report the end of a child."""

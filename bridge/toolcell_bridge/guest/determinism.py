@@ -23,10 +23,6 @@ STEP_NS: Final = 1_000_000
 """How far it advances with each later read, so that a loop that waits for a time ends."""
 
 
-is_rehearsed = False
-"""Whether `rehearse` is part of the rehearsal before the first run."""
-
-
 class Clock:
     """The clock that a script reads."""
 
@@ -78,16 +74,6 @@ def _fixed_utcnow(cls: Any) -> Any:
     return cls.fromtimestamp(_clock.read(), datetime.UTC).replace(tzinfo=None)
 
 
-def _change_datetime(now: Any, utcnow: Any) -> None:
-    """Change two methods of `datetime.datetime` itself; its others, and `date`, ask `time.time()`.
-
-    A class in its place would be another one than C code makes objects of: these could not be pickled, nor be told from
-    strange ones by sqlite3, yaml and all who look a class up.
-    """
-    _datetime_names["now"], _datetime_names["utcnow"] = now, utcnow
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
-
-
 def set_clock(now: float) -> None:
     """Start the script's clock. Monotonic clocks and the times of files stay real."""
     _clock.set(now)
@@ -96,7 +82,11 @@ def set_clock(now: float) -> None:
     time.strftime = _fixed_strftime
     time.ctime, time.asctime = _fixed_ctime, _fixed_asctime  # type: ignore[assignment]
     time.clock_gettime, time.clock_gettime_ns = _fixed_gettime, _fixed_gettime_ns
-    _change_datetime(classmethod(_fixed_now), classmethod(_fixed_utcnow))
+    # Two methods of `datetime.datetime` itself; its others, and `date`, ask `time.time()`. A class in its place would
+    # be another one than C code makes objects of: these could not be pickled, nor be told from strange ones by
+    # sqlite3, yaml and all who look a class up.
+    _datetime_names["now"], _datetime_names["utcnow"] = classmethod(_fixed_now), classmethod(_fixed_utcnow)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
 
 
 def _fixed_gmtime(seconds: float | None = None, /) -> time.struct_time:
@@ -132,14 +122,6 @@ def seed(number: int) -> None:
 
     A child of `os.fork` draws from a stream of its own, which its place among the children decides.
     """
-    _seed_python(number)
-    os.register_at_fork(before=_count_fork, after_in_child=_seed_child)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % 2**32)
-
-
-def _seed_python(number: int) -> None:
     _seed_random(_entropy, number)
     os.urandom = _entropy.randbytes
     if hasattr(os, "getrandom"):
@@ -150,6 +132,10 @@ def _seed_python(number: int) -> None:
     # uuid1 would ask the C library, which knows the machine and the time.
     _uuid._generate_time_safe = _uuid._UuidCreate = None
     _uuid._node = _entropy.getrandbits(48) | 1 << 40
+    os.register_at_fork(before=_count_fork, after_in_child=_seed_child)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number % 2**32)
 
 
 def _fixed_getrandom(size: int, flags: int = 0) -> bytes:
@@ -185,30 +171,3 @@ def set_state(kept: tuple[Any, ...]) -> None:
     global _forks
     _clock.now_ns, _clock.reads, entropy, _forks, _uuid._node = kept
     _entropy.setstate(entropy)
-
-
-_REPLACED: Final[tuple[tuple[Any, str], ...]] = (
-    *((time, name) for name in ("time", "time_ns", "sleep", "gmtime", "localtime", "strftime", "ctime", "asctime")),
-    *((time, name) for name in ("clock_gettime", "clock_gettime_ns")),
-    *((uuid, name) for name in ("_generate_time_safe", "_UuidCreate", "_node")),
-    (os, "urandom"),
-    *(((os, "getrandom"),) if hasattr(os, "getrandom") else ()),
-    (random, "_urandom"),
-    (random.Random, "seed"),
-)
-
-
-def rehearse() -> None:
-    """Write once to every page that a repeatable run writes to, and leave everything as it was, randomness fresh.
-
-    In a forked child those first writes cost several times what they write. numpy's generator is left alone: the zygote
-    has just given it a state that no other child has.
-    """
-    kept = [getattr(owner, name) for owner, name in _REPLACED]
-    methods = _datetime_names["now"], _datetime_names["utcnow"]
-    _seed_python(0)
-    set_clock(0.0)
-    for (owner, name), value in zip(_REPLACED, kept, strict=True):
-        setattr(owner, name, value)
-    _change_datetime(*methods)
-    random.seed()

@@ -43,9 +43,6 @@ class _Host:
     def fileno(self) -> int:
         return -1
 
-    def close(self) -> None:
-        self.script = self.answer = b""
-
     def sendall(self, data: bytes) -> None:
         self.script, self.answer = self.script + self.answer, b""
 
@@ -82,25 +79,17 @@ class Rehearsal:
             for source in (SCRIPT, FAILS)
         )
 
-    def prepare(self) -> None:
-        """Write down what the host says in the next run. A zygote does it: its children copy no pages for it."""
-        self._runs += 1
-        self._host.script, self._host.answer = self._script, encode(ToolReturn(self._runs, ANSWER))
-
     def run(self) -> None:
         """Run `SCRIPT` once through every layer of the guest; sys.stdout and sys.stderr are left pointing here.
 
         Raises:
             RuntimeError: it failed, so nothing else can be expected to work.
         """
-        if not self._host.script:
-            self.prepare()
+        self._runs += 1
+        self._host.script, self._host.answer = self._script, encode(ToolReturn(self._runs, ANSWER))
         done = self._answer()
         if not done.ok:
             raise RuntimeError(f"rehearsal failed: {done.error}")
-        repeat = sys.modules.get("toolcell_bridge.guest.determinism")
-        if repeat is not None and repeat.is_rehearsed:
-            repeat.rehearse()
 
     def fail(self) -> None:
         """Run a script that fails."""

@@ -231,7 +231,7 @@ class Runner:
         self._flush()
         self.streams.end()
         if is_child:  # of a fork that the script made: it ends here
-            exit_process(_exit_code(done))
+            os._exit(_exit_code(done))  # no atexit hooks, no threads joined, nothing of the script's run again
         if self._returned is not None:
             self._send_changed_files(run)
         if self._display is not None and self._display.made:
@@ -553,8 +553,3 @@ def make_repeatable(run: RunScript) -> None:
 def _exit_code(done: Done) -> int:
     code = 0 if done.error is None else done.error.get("exit_code", 1)
     return code & 255 if isinstance(code, int) else 1
-
-
-def exit_process(code: int = 0) -> None:
-    """Exit at once: no atexit hooks, no threads joined, no code of the script run again."""
-    os._exit(code)

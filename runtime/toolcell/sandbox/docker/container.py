@@ -26,7 +26,7 @@ from toolcell.sandbox.docker.client import Conflict, EngineClient
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.images.build import ensure_image
 from toolcell.sandbox.docker.images.reference import ImageRef
-from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
+from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, V1Cgroup, V2Cgroup
 from toolcell.support import daemon_threads
 from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -105,8 +105,8 @@ class UsageReader:
             usage = self._cgroup.usage()
         except (OSError, ValueError):
             return
-        self._cpu_before_s = usage.cpu_s or 0.0
-        self._refused_before, self._kills_before = usage.processes_refused, usage.oom_kills
+        self._cpu_before_s = usage.cpu_s
+        self._refused_before, self._kills_before = usage.refused_processes, usage.memory_kills
 
     def read(self, *, brief: bool = False) -> Sample:
         """Return what is known now."""
@@ -123,16 +123,10 @@ class UsageReader:
             pass
         return self._sample
 
-    def _record(self, usage: CgroupUsage) -> None:
-        sample = self._with(usage.cpu_s or 0.0, usage.peak_memory_bytes or 0, usage.current_processes)
-        self._sample = Sample(
-            sample.cpu_s,
-            sample.peak_memory_bytes,
-            processes=sample.processes,
-            peak_processes=sample.peak_processes,
-            memory_kills=max(0, usage.oom_kills - self._kills_before),
-            refused_processes=self._refused(usage.processes_refused),
-        )
+    def _record(self, usage: Sample) -> None:
+        sample = self._with(usage.cpu_s, usage.peak_memory_bytes, usage.processes)
+        kills, refused = max(0, usage.memory_kills - self._kills_before), self._refused(usage.refused_processes)
+        self._sample = replace(sample, memory_kills=kills, refused_processes=refused)
 
     def _refused(self, in_all: int) -> int:
         return max(0, in_all - self._refused_before) if self._own is not None else 0

@@ -45,7 +45,7 @@ from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 from toolcell_bridge.guest.own_signals import ENDED_BY
 from toolcell_bridge.isolation.rlimits import RlimitPlan
-from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.frozen import frozen, replaced
 
 
 @frozen
@@ -644,27 +644,19 @@ class ProcessSandbox(Sandbox):
         try:
             if brief:
                 cpu_s, peak_memory_bytes = self._cgroup.consumed()
-                before = self._sample
                 self._sample = Sample(
                     cpu_s or 0.0,
                     peak_memory_bytes or 0,
-                    processes=before.processes,
-                    peak_processes=before.peak_processes,
-                    memory_kills=before.memory_kills,
+                    processes=self._sample.processes,
+                    peak_processes=self._sample.peak_processes,
+                    memory_kills=self._sample.memory_kills,
                     refused_processes=self._cgroup.count_refused(),
                 )
                 return self._sample
             usage = self._cgroup.usage()
         except OSError:
             return self._sample
-        self._sample = Sample(
-            cpu_s=usage.cpu_s or 0.0,
-            peak_memory_bytes=usage.peak_memory_bytes or 0,
-            processes=usage.current_processes,
-            peak_processes=max(usage.peak_processes or usage.current_processes, self._sample.peak_processes),
-            memory_kills=usage.oom_kills,
-            refused_processes=usage.processes_refused,
-        )
+        self._sample = replaced(usage, peak_processes=max(usage.peak_processes, self._sample.peak_processes))
         return self._sample
 
     def measure_often(self, is_often: bool) -> None:

@@ -14,8 +14,8 @@ import signal
 import time
 from pathlib import Path
 
+from toolcell.sandbox.backend import Sample
 from toolcell.sandbox.process.process_watch import signal_all
-from toolcell_bridge.wire.frozen import frozen
 
 _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
@@ -28,19 +28,6 @@ MOST_KEPT_AHEAD = 3
 
 REMEMBERED_BYTES = 8 << 20
 """Names that take less may stay: after an ordinary run the kernel keeps less than 2 MiB."""
-
-
-@frozen
-class CgroupUsage:
-    """What all processes of one cgroup have used. None: this kernel does not count it."""
-
-    cpu_s: float | None
-    peak_memory_bytes: int | None
-    current_processes: int
-    peak_processes: int | None
-    oom_kills: int
-    processes_refused: int
-    """Forks and threads refused because of the process limit."""
 
 
 class CgroupFiles:
@@ -145,17 +132,17 @@ class Cgroup(abc.ABC):
     def consumed(self) -> tuple[float | None, int | None]:
         """Read only what every result reports: (CPU seconds, peak memory in bytes)."""
 
-    def usage(self) -> CgroupUsage:
-        """Read what has been used since the cgroup was made."""
-        read = self._files.read
+    def usage(self) -> Sample:
+        """Read what has been used since the cgroup was made; 0 of what this kernel does not count."""
         cpu_s, peak_memory_bytes = self.consumed()
-        return CgroupUsage(
-            cpu_s=cpu_s,
-            peak_memory_bytes=peak_memory_bytes,
-            current_processes=self.count_processes(),
-            peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
-            oom_kills=_field(read(self._oom_file), "oom_kill"),
-            processes_refused=self.count_refused(),
+        processes = self.count_processes()
+        return Sample(
+            cpu_s or 0.0,
+            peak_memory_bytes or 0,
+            processes=processes,
+            peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak") or processes,
+            memory_kills=_field(self._files.read(self._oom_file), "oom_kill"),
+            refused_processes=self.count_refused(),
         )
 
     def count_refused(self) -> int:
@@ -196,15 +183,6 @@ class Cgroup(abc.ABC):
 
     def _forbid_forks(self) -> None:
         self._files.write(f"{self._pids}/pids.max", "0")
-
-    def add(self, pid: int) -> None:
-        """Move process `pid` into the cgroup. Slow: the kernel waits for every fork in progress on the machine.
-
-        Measured on Linux 6.18: 7 to 17 ms if no process was moved shortly before. A process that writes `0` to
-        `entries` of a v1 cgroup itself needs 25 us for each.
-        """
-        for directory in self.directories:
-            self._files.write(f"{directory}/cgroup.procs", str(pid))
 
     def pids(self) -> set[int]:
         """Return the processes inside, as pids in our own namespace."""

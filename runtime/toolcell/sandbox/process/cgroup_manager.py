@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
+from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, V1Cgroup, V2Cgroup
 from toolcell_bridge.wire.frozen import frozen
 
 # Find out where on this machine a process may make cgroups. Reads mount tables, asks systemd, changes nothing.
@@ -301,7 +301,7 @@ def _set_weight(directory: Path, processors: int, files: CgroupFiles) -> None:
             files.write(f"{directory}/{name}", str(weight))
 
 
-__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoLocation", "discover"]
+__all__ = ["Cgroup", "CgroupManager", "NoLocation", "discover"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
