@@ -14,9 +14,9 @@ import anyio
 
 from toolcell import Limits
 from toolcell.run.connection import GuestConnection
-from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
+from toolcell.sandbox.docker.backend import DockerBackend
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.docker.container import Container, Engine
+from toolcell.sandbox.docker.container import DockerSandbox, Engine
 from toolcell.sandbox.docker.hardening import Blueprint, container_config
 
 MIB = 1 << 20
@@ -77,7 +77,7 @@ async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: st
     """Run `source` instead of a guest, so that only the container's own layers isolate it; return its JSON output."""
     blueprint = Blueprint(engine.image.id, runtime=runtime, labels=engine.labels)
     config = container_config(blueprint, limits) | {"Entrypoint": ["python3", "-I", "-B", "-c", PROLOGUE + source]}
-    container = await engine.launch(Container, config, blueprint)
+    container = await engine.launch(config, blueprint, limits)
     try:
         pieces = []
         with anyio.fail_after(60):

@@ -13,9 +13,8 @@ import pytest
 
 from toolcell import Outcome, PoolConfig, Runtime, SandboxUnavailable
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.backend import DockerSandbox
 from toolcell.sandbox.docker.client import EngineClient
-from toolcell.sandbox.docker.container import Engine
+from toolcell.sandbox.docker.container import DockerSandbox, Engine
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 

@@ -5,27 +5,19 @@ The kernel and the daemon enforce the limits; this module passes the values.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import INTERRUPTED_S, Backend, Exit, Sample, Sandbox
-from toolcell.sandbox.docker.attach import AttachedStream
-from toolcell.sandbox.docker.container import Container, ContainerState, Engine
+from toolcell.sandbox.backend import Backend, Sandbox
+from toolcell.sandbox.docker.container import Engine
 from toolcell.sandbox.docker.hardening import (
     Blueprint,
     container_config,
-    daemon_layers,
     is_gvisor,
-    live_layers,
     required_layers,
-    resources,
     rlimits_for,
     settings_frame,
 )
@@ -33,105 +25,6 @@ from toolcell.sandbox.docker.images.reference import SHELL_IMAGE
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD, hashing
 
 END_MARKER_BYTES = 16
-
-
-class DockerSandbox(Container, Sandbox):
-    """One container with one guest."""
-
-    stream: AttachedStream
-    backend = "docker"
-    interrupted_s = INTERRUPTED_S
-    answer_s = 0.2
-    """How long a script may take to say which line it is at: the daemon is in between."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        name: str,
-        container_id: str,
-        stream: AttachedStream,
-        state: ContainerState,
-        *,
-        blueprint: Blueprint,
-        limits: Limits,
-        ident: str,
-        required: frozenset[str],
-    ) -> None:
-        super().__init__(engine, name, container_id, stream, state)
-        self._blueprint, self._required = blueprint, required
-        self._current_limits = limits
-        self._is_asking = self._has_asked = False
-        self.id = ident
-        self.limits = limits
-        self.layers: Mapping[str, str] = {}
-
-    @property
-    def outside_layers(self) -> Mapping[str, str]:
-        """Layers that it has from outside, of which its guest does not tell."""
-        return daemon_layers(self.inspected)
-
-    def accept(self, layers: Mapping[str, str]) -> None:
-        """Take the layers named in Hello; refuse to run when a required layer is missing."""
-        self.layers = live_layers(self._required, self.outside_layers, layers)
-        self.usage.set_baseline()
-        self._ask_usage()
-
-    async def prepare(self, limits: Limits) -> None:
-        """Lower the limits from outside to those of the next run."""
-        wanted = resources(self._blueprint, limits)
-        if wanted != resources(self._blueprint, self._current_limits, starting=self._current_limits is self.limits):
-            await self._owner.client.update(self.container_id, wanted)
-        if limits is not self._current_limits:
-            self._lower_cpu(limits)
-        self._current_limits = limits
-
-    def _lower_cpu(self, limits: Limits) -> None:
-        """Lower the CPU limit of the processes, where this host may. Elsewhere only the run's monitor enforces it."""
-        import resource  # not on Windows, where no process of a container is visible
-
-        value = rlimits_for(limits, self._blueprint).cpu_s
-        for pid in self.usage.pids():
-            with suppress(OSError, ValueError):
-                resource.prlimit(pid, resource.RLIMIT_CPU, (value, value))
-
-    def read_output(self) -> tuple[bytes, bytes]:
-        """Take the raw output so far. A container has one stream for it, so all of it counts as descriptor 2's."""
-        return b"", self.stream.take_output()
-
-    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure the container from its cgroup where that is visible; else return the daemon's last answer."""
-        measured = self.usage.read(brief=brief)
-        if not brief:
-            self._ask_usage()
-        kills = self.state.memory_kills
-        return replace(measured, memory_kills=kills) if kills > measured.memory_kills else measured
-
-    def _ask_usage(self) -> None:
-        if not self.usage.is_local and not self._is_asking and self.is_alive():
-            self._is_asking = True
-            self._owner.run_in_background(self._take_stats)
-
-    async def _take_stats(self) -> None:
-        try:
-            stats = await self._owner.client.stats(self.container_id)
-            self.usage.record_stats(stats, is_first=not self._has_asked)
-            self._has_asked = True
-        finally:
-            self._is_asking = False
-
-    async def read_on(self) -> None:
-        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
-        await self.stream.read_on()
-
-    def cpu_now(self) -> float | None:
-        """Return the CPU seconds used so far where the container's cgroup is visible. Any thread may call it."""
-        return self.usage.read(brief=True).cpu_s if self.usage.is_local else None
-
-    async def ended(self) -> Exit:
-        """Wait, at most a few seconds, until the container has ended; return how."""
-        end = await super().ended()
-        sample = self.usage.read()
-        return replace(end, cpu_s=sample.cpu_s, peak_memory_bytes=sample.peak_memory_bytes)
 
 
 class DockerBackend(Backend):
@@ -173,7 +66,6 @@ class DockerBackend(Backend):
         self._required = required_layers(self.policy, runtime)
         self._engine: Engine | None = None
         self._blueprint: Blueprint | None = None
-        self._count = itertools.count(1)
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -233,10 +125,8 @@ class DockerBackend(Backend):
         assert blueprint is not None
         # Random, so that a script cannot write it: a script that did would cut its own output short.
         end_marker = b"\0" + secrets.token_bytes(END_MARKER_BYTES - 1)
-        make = partial(
-            DockerSandbox, blueprint=blueprint, limits=limits, ident=f"d{next(self._count)}", required=self._required
-        )
-        sandbox = await engine.launch(make, container_config(blueprint, limits), blueprint, end_marker=end_marker)
+        config = container_config(blueprint, limits)
+        sandbox = await engine.launch(config, blueprint, limits, required=self._required, end_marker=end_marker)
         try:
             rlimits = rlimits_for(limits, blueprint)
             await sandbox.stream.send(settings_frame(limits, self.policy, self.preload, rlimits, end_marker))

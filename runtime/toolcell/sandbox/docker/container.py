@@ -1,29 +1,37 @@
-"""Follow and control containers: one stream of events reports how they end, and a `Container` controls each of them.
+"""Follow and control containers: one stream of events reports how they end, and a `DockerSandbox` controls each.
 
-A container removes itself when it ends, so a question to the daemon afterwards would come too late. This module knows
-no guest.
+A container removes itself when it ends, so a question to the daemon afterwards would come too late.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, Sandbox
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
 from toolcell.sandbox.docker.client import Conflict, EngineClient
-from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
+from toolcell.sandbox.docker.hardening import (
+    OWN_PROCESSES,
+    Blueprint,
+    daemon_layers,
+    live_layers,
+    resources,
+    rlimits_for,
+)
 from toolcell.sandbox.docker.images.build import ensure_image
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, V1Cgroup, V2Cgroup
@@ -285,14 +293,34 @@ class Events:
                 await self._client.call(stream.close)
 
 
-class Container:
-    """One started container and the stream to its guest."""
+class DockerSandbox(Sandbox):
+    """One container with one guest."""
 
-    def __init__(self, owner: Engine, name: str, ident: str, stream: AttachedStream, state: ContainerState) -> None:
-        self._owner = owner
-        self.name = name
-        self.container_id = ident
+    stream: AttachedStream
+    backend = "docker"
+    interrupted_s = INTERRUPTED_S
+    answer_s = 0.2
+    """How long a script may take to say which line it is at: the daemon is in between."""
+
+    def __init__(
+        self,
+        owner: Engine,
+        name: str,
+        container_id: str,
+        stream: AttachedStream,
+        state: ContainerState,
+        *,
+        blueprint: Blueprint,
+        limits: Limits,
+        required: frozenset[str],
+    ) -> None:
+        self._owner, self._blueprint, self._required = owner, blueprint, required
+        self.id = f"d{next(owner.count)}"
+        self.name, self.container_id = name, container_id
         self.stream = stream
+        self.limits = self._current_limits = limits
+        self.layers: Mapping[str, str] = {}
+        self._is_asking = self._has_asked = False
         self.state = state
         self.inspected: Mapping[str, Any] = {}
         self.usage = UsageReader(None, None)
@@ -302,12 +330,74 @@ class Container:
         self._is_destroyed = self._is_interrupting = False
         self._interrupt_passed = ChangeEvent()
 
-    async def inspect(self, blueprint: Blueprint) -> None:
+    async def inspect(self) -> None:
         """Ask the daemon what the container was really made with, and find out where its usage can be measured."""
         self.inspected = await self._owner.client.inspect(self.name)
         pid = int((self.inspected.get("State") or {}).get("Pid") or 0)
         cgroup = find_cgroup(pid, self.container_id) if self._owner.client.info.is_local and pid else None
-        self.usage = UsageReader(cgroup, None if blueprint.is_gvisor else OWN_PROCESSES)
+        self.usage = UsageReader(cgroup, None if self._blueprint.is_gvisor else OWN_PROCESSES)
+
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Layers that it has from outside, of which its guest does not tell."""
+        return daemon_layers(self.inspected)
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Take the layers named in Hello; refuse to run when a required layer is missing."""
+        self.layers = live_layers(self._required, self.outside_layers, layers)
+        self.usage.set_baseline()
+        self._ask_usage()
+
+    async def prepare(self, limits: Limits) -> None:
+        """Lower the limits from outside to those of the next run."""
+        wanted = resources(self._blueprint, limits)
+        if wanted != resources(self._blueprint, self._current_limits, starting=self._current_limits is self.limits):
+            await self._owner.client.update(self.container_id, wanted)
+        if limits is not self._current_limits:
+            self._lower_cpu(limits)
+        self._current_limits = limits
+
+    def _lower_cpu(self, limits: Limits) -> None:
+        """Lower the CPU limit of the processes, where this host may. Elsewhere only the run's monitor enforces it."""
+        import resource  # not on Windows, where no process of a container is visible
+
+        value = rlimits_for(limits, self._blueprint).cpu_s
+        for pid in self.usage.pids():
+            with suppress(OSError, ValueError):
+                resource.prlimit(pid, resource.RLIMIT_CPU, (value, value))
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take the raw output so far. A container has one stream for it, so all of it counts as descriptor 2's."""
+        return b"", self.stream.take_output()
+
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
+        """Measure the container from its cgroup where that is visible; else return the daemon's last answer."""
+        measured = self.usage.read(brief=brief)
+        if not brief:
+            self._ask_usage()
+        kills = self.state.memory_kills
+        return replace(measured, memory_kills=kills) if kills > measured.memory_kills else measured
+
+    def _ask_usage(self) -> None:
+        if not self.usage.is_local and not self._is_asking and self.is_alive():
+            self._is_asking = True
+            self._owner.run_in_background(self._take_stats)
+
+    async def _take_stats(self) -> None:
+        try:
+            stats = await self._owner.client.stats(self.container_id)
+            self.usage.record_stats(stats, is_first=not self._has_asked)
+            self._has_asked = True
+        finally:
+            self._is_asking = False
+
+    async def read_on(self) -> None:
+        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
+        await self.stream.read_on()
+
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds used so far where the container's cgroup is visible. Any thread may call it."""
+        return self.usage.read(brief=True).cpu_s if self.usage.is_local else None
 
     def is_alive(self) -> bool:
         """Return False once the container's end is known."""
@@ -388,12 +478,14 @@ class Container:
             state = self.state
             if state.exit_code == SIGNALLED + SIGKILL and not (self._was_alive or self._is_destroyed):
                 await state.wait_for(lambda state: bool(state.memory_kills), MEMORY_EVENT_S)
-        code = state.exit_code
+        code, sample, problem = state.exit_code, self.usage.read(), ""
         if state.is_killed and not (self._was_alive or self._is_destroyed):
-            return Exit(problem="somebody killed or stopped its container")
-        if code is None:
-            return Exit(problem="the engine reports no end of its container")
-        return Exit(signal=code - SIGNALLED) if code > SIGNALLED else Exit(code=code)
+            code, problem = None, "somebody killed or stopped its container"
+        elif code is None:
+            problem = "the engine reports no end of its container"
+        signal = code - SIGNALLED if code is not None and code > SIGNALLED else None
+        code = code if signal is None else None
+        return Exit(signal, code, cpu_s=sample.cpu_s, peak_memory_bytes=sample.peak_memory_bytes, problem=problem)
 
     async def _ask_daemon(self) -> None:
         with suppress(SandboxUnavailable):
@@ -422,9 +514,6 @@ class Container:
 # guest.
 
 
-AnyContainer = TypeVar("AnyContainer", bound=Container)
-
-
 class Engine:
     """An open connection to a daemon, and everything this backend has there."""
 
@@ -433,11 +522,12 @@ class Engine:
     ) -> None:
         self.client = client
         self.image = image
+        self.count = itertools.count(1)
         self.key = key
         self._watcher = watcher
         self._tasks = tasks
         self._events = Events(client, {reaper.LABEL_BACKEND: key})
-        self._living: set[Container] = set()
+        self._living: set[DockerSandbox] = set()
         self._unremoved: set[str] = set()
         """Names of containers that could not be removed because the daemon was away."""
         self.labels: Mapping[str, str] = {reaper.LABEL_BACKEND: key, reaper.LABEL_HOST: str(reaper.own_identity())}
@@ -496,13 +586,14 @@ class Engine:
 
     async def launch(
         self,
-        make: Callable[[Engine, str, str, AttachedStream, ContainerState], AnyContainer],
         config: Mapping[str, Any],
         blueprint: Blueprint,
+        limits: Limits,
         *,
+        required: frozenset[str] = frozenset(),
         end_marker: bytes = b"",
-    ) -> AnyContainer:
-        """Create, attach, start and inspect a container. `make` makes its object.
+    ) -> DockerSandbox:
+        """Create, attach, start and inspect a container. `required`: its layers.
 
         Cancellation: what was made is removed.
 
@@ -520,9 +611,11 @@ class Engine:
             ident = await self.client.create(config, name)
             state = self._events.follow(ident)
             stream = await attach(self.client, ident, end_marker=end_marker)
-            container = make(self, name, ident, stream, state)
+            container = DockerSandbox(
+                self, name, ident, stream, state, blueprint=blueprint, limits=limits, required=required
+            )
             await self.client.start(ident)
-            await container.inspect(blueprint)
+            await container.inspect()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._undo_launch(name, ident, stream, state)
@@ -549,7 +642,7 @@ class Engine:
         except SandboxUnavailable:
             self._unremoved.add(name)
 
-    def forget(self, container: Container) -> None:
+    def forget(self, container: DockerSandbox) -> None:
         """Forget a container that has been destroyed."""
         self._living.discard(container)
         self._events.forget(container.container_id)
