@@ -274,7 +274,8 @@ class Runs:
         """
         script, work, context, started = run.script, run.work, run.context, time.perf_counter()
         try:
-            await self._join_record(run)
+            if self.recorder is not None:
+                await self._join_record(run, self.recorder)
             async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
                 ran = await self.sandboxes.run(run, own)
                 ran = await _without_secrets(ran, context, work)
@@ -307,17 +308,17 @@ class Runs:
             AuditError: it could not be recorded.
         """
         run = await self.prepare(script, tools, context, link)
-        await self._join_record(run)
+        if self.recorder is not None:
+            await self._join_record(run, self.recorder)
         for part in run.parts:
             if (begun := part.script_sent()) is not None:
                 await begun
         return await self._ended(run, dataclasses.replace(result, run_id=run.context.run_id))
 
-    async def _join_record(self, run: Run) -> None:
-        if self.recorder is not None:
-            egress = self.requests.rules if self.requests is not None and run.message.egress else ()
-            facts = self.environment.facts
-            run.join(await self.recorder.recording(run, policy=self.policy, environment=facts, egress=egress))
+    async def _join_record(self, run: Run, recorder: RunRecorder) -> None:
+        egress = self.requests.rules if self.requests is not None and run.message.egress else ()
+        facts = self.environment.facts
+        run.join(await recorder.recording(run, policy=self.policy, environment=facts, egress=egress))
 
     async def _ended(self, run: Run, result: ExecutionResult) -> ExecutionResult:
         count_cpu(run.context, result.usage.cpu_s)
