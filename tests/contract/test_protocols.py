@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 def declared(kind: type) -> set[str]:
-    return {name for name in {*vars(kind), *kind.__annotations__} if name[0] != "_"}
+    return {name for name in {*dir(kind), *kind.__annotations__} if name[0] != "_"}
 
 
 class Watched:
