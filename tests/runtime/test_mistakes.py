@@ -136,7 +136,7 @@ RUNTIMES: dict[str, Mistake] = {
         "policy=",
         "DockerBackend(policy=...)",
     ),
-    "a flag for record": (lambda: Runtime(record=True), "True", "a file or an AuditLog"),  # type: ignore[arg-type]
+    "a flag for record": (lambda: Runtime(record=True), "True", "a file, a postgresql:// URL or an AuditLog"),  # type: ignore[arg-type]
     "with for async with": (a_plain_with, "Runtime", "`async with Runtime(...)`"),
     "async with for with": (an_async_with, "SyncRuntime", "`with SyncRuntime(...)`"),
     "never opened": (lambda: SyncRuntime().execute_code("1"), "not open", "with SyncRuntime(...)"),
