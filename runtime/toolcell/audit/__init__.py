@@ -10,11 +10,12 @@ from toolcell.support.lazy import lazy_names
 __all__ = [
     "ABORTED", "MISSING_CALL", "TRUST_TEXTS", "UNFINISHED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput",
     "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "Place", "RecordConfig", "RecordDatabase",
-    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunSummary", "Searched", "ShownCall", "ShownLine",
-    "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "database_of", "default_key_path",
-    "exporting_sink", "is_url", "json_line", "jsonable", "key_ranges", "lines_of", "load_heads", "load_signer",
-    "load_verifier", "not_recorded", "read_log_id", "receipt", "removals", "save_private", "saved_heads", "search",
-    "shown_text", "to_html", "tool_table", "unreadable_line", "verify", "visible",
+    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange", "RunSummary", "Searched", "ShownCall",
+    "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "compare_runs",
+    "database_of", "default_key_path", "exporting_sink", "is_url", "json_line", "jsonable", "key_ranges",
+    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
+    "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line", "verify",
+    "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.retention import removals
+    from toolcell.audit.run_diff import RunChange, compare_runs
     from toolcell.audit.run_record import ABORTED
     from toolcell.audit.signatures import Head, load_heads, saved_heads
     from toolcell.audit.sinks import AuditEvent, Sink
@@ -76,6 +78,7 @@ else:
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.retention": "removals",
+            "toolcell.audit.run_diff": "RunChange compare_runs",
             "toolcell.audit.run_record": "ABORTED",
             "toolcell.audit.signatures": "Head load_heads saved_heads",
             "toolcell.audit.sinks": "AuditEvent Sink",
