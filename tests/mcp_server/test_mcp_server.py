@@ -17,10 +17,10 @@ from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.calls.result import File, ToolResult
 from toolcell.control import Deny
 from toolcell.journal.approval_tokens import make_token
-from toolcell.mcp.content import IN_PART, question, readable_only
+from toolcell.mcp.content import IN_PART, answer, question, readable_only
 from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
-from toolcell.results import PendingCall
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall
 from toolcell.tools import Approve, ToolContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
@@ -378,3 +378,10 @@ async def test_a_saved_script_is_called_from_a_client_s_script_and_as_its_own_to
     assert (text_of(direct), direct.is_error) == ("6", False)
     assert "9" in text_of(scripted) and not scripted.is_error
     assert wrong.is_error and "numbers" in text_of(wrong)
+
+
+def test_the_data_of_an_error_is_as_clean_as_its_text() -> None:
+    error = ErrorInfo("ValueError", "\x1b]0;title\x07 \u202e")
+    told = answer(ExecutionResult("r", Outcome.ERROR, error=error)).structured_content
+
+    assert told is not None and "\x1b" not in told["error"]["message"] and "\u202e" not in told["error"]["message"]

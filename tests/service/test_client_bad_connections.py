@@ -14,12 +14,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from toolcell import Outcome, SandboxUnavailable, ToolRegistry, UsageError
-from toolcell.errors import ServiceError, SessionError
+from toolcell.errors import ServiceError, SessionError, ToolAbort
 from toolcell.service import Client
 from toolcell.service.principal import Scope
 from toolcell.service.socket import callers, link
 from toolcell.service.socket.link import socket_url
 from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Notification, Request, Response
+from toolcell.service.socket.remote_tools import Channel, ServedRequest
 from toolcell.service.tokens import TokenDatabase
 
 from .client_serving import BadProxy, serving, until
@@ -545,3 +546,15 @@ async def test_what_comes_too_late_is_dropped(name: str, url: str) -> None:
         for message in [*STRANGE[name], Request(1, "kept_sessions", {})]:
             await there.send(MESSAGES.encode_body(message))
         assert await heard(there) == Response(1, None, [])
+
+
+async def test_why_a_callers_tool_ends_its_run_is_cut() -> None:
+    class Talkative(Channel):
+        async def call(self, method: str, params: dict[str, Any]) -> Any:
+            return {"abort": "x" * 1_000_000}
+
+    request = ServedRequest(Talkative(), Request(1, "execute_code", {}), None, 0)  # type: ignore[arg-type]
+    with pytest.raises(ToolAbort) as ended:
+        await request.call("call", "t", {}, None)
+
+    assert len(str(ended.value)) == 4_000
