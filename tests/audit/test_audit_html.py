@@ -15,7 +15,7 @@ from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from rows import each_row
 from toolcell.audit.html import TRUST_TEXTS, to_html
-from toolcell.audit.query import TRUSTS, VERIFIED
+from toolcell.audit.query import Trust
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.cli import exits
 from toolcell.tools import RunContext
@@ -100,7 +100,7 @@ def run_with(text: str) -> RecordedRun:
     return RecordedRun(text, text, 1, "code", 1, start, calls, 9, end, settings, {"definitions": [[text, text, {}]]})
 
 
-def page_with(text: str, trust: str = VERIFIED) -> str:
+def page_with(text: str, trust: str = Trust.VERIFIED) -> str:
     return to_html(run_with(text), trust, log=text)
 
 
@@ -160,7 +160,7 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing() -> None:
     assert "url(" not in style and "@import" not in style and "@media print" in style
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("trust", Trust)
 def test_the_page_says_how_far_the_run_can_be_trusted(trust: str) -> None:
     assert f'<strong class="{TRUST_TEXTS[trust][0]}">{trust}</strong>' in page_with("x", trust)
 
@@ -188,4 +188,4 @@ def test_the_command_writes_the_page(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_runs_without_a_script_an_end_or_calls_have_a_page() -> None:
-    assert "No end is recorded" in to_html(RecordedRun("id", "c", 1, "calls", 5, {}), VERIFIED)
+    assert "No end is recorded" in to_html(RecordedRun("id", "c", 1, "calls", 5, {}), Trust.VERIFIED)
