@@ -212,6 +212,14 @@ def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None
     assert "older" not in invoke("list", ledger.path, "-n", "0")[1]
 
 
+@pytest.mark.parametrize("command", [["list"], ["tail"], ["grep", "in-"]])
+def test_a_number_that_no_database_takes_is_refused(filled: Ledger, command: list[str]) -> None:
+    name, *rest = command
+    status, _, err = invoke(name, filled.path, *rest, "-n", str(10**23))
+
+    assert (status, str(10**23) in err, "1000000000" in err) == (exits.USAGE, True, True)
+
+
 def test_full_cuts_nothing(ledger: Ledger) -> None:
     source = "\n".join(f"line_{number} = 1" for number in range(60))
     with ledger.opened() as recorder:

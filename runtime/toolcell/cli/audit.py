@@ -71,11 +71,17 @@ beginning of one, or `last`.
 """
 
 
+MOST = 1_000_000_000
+"""Most runs or matches that may be asked for; a database takes no number of any length."""
+
+
 def list_runs(
     directory: Dir = None,
     *,
     filters: FilterFlags,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many; 0 is all.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, max=MOST, help="Show at most this many; 0 is all.")
+    ] = 50,
     key: KeyFiles = None,
     as_json: AsJson = False,
 ) -> None:
@@ -162,7 +168,9 @@ def grep(
     fixed: Annotated[
         bool, typer.Option("--fixed", "-F", help="PATTERN is plain text, not a regular expression.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many matches; 0 is all.")] = 200,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, max=MOST, help="Show at most this many matches; 0 is all.")
+    ] = 200,
     full: Annotated[bool, typer.Option("--full", help="Show whole lines.")] = False,
     key: KeyFiles = None,
     as_json: AsJson = False,
@@ -289,7 +297,9 @@ def tail(
     directory: Dir = None,
     *,
     filters: FilterFlags,
-    limit: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with this many of the newest runs.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=MOST, help="Begin with this many of the newest runs.")
+    ] = 10,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep showing runs as they end, until Ctrl-C.")
     ] = False,
