@@ -255,19 +255,19 @@ class Conversation:
 
     async def _send_script(self) -> None:
         connection = self._connection
-        about = "a file's name"
         try:
             for message in self._run.file_messages():
                 connection.post(message)
                 if connection.unsent_bytes > GATHERED_BYTES:
                     await connection.flush()
-            about = "source and inputs"
             script = self._run.message
             for send in self._run.context.features.send:
                 script = send(script)
             await connection.post_large(script) if self._run.is_large else connection.post(script)
         except (UnsendableValue, ValueTooLarge) as exc:
-            raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
+            raise UsageError(
+                f"source and inputs cannot be sent: {exc}; pass less, use files=, or raise frame_bytes"
+            ) from exc
         await connection.flush()
         try:
             # The guest starts meanwhile. No tool call is made until this returns.

@@ -180,8 +180,9 @@ def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
         return Outcome.MEMORY_LIMIT, _limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     if error.type == "OSError" and "[Errno 28]" in error.message:
         full = "inodes" if "limit inodes" in error.message else "disk_bytes"
-        value = getattr(limits, full)
-        named = error.message if f"limit {full}" in error.message else f"{error.message} (limit {full}: {value})"
+        value, said = getattr(limits, full), f"the run's limit {full}"
+        known = said in error.message  # the guest knows which limit, and not how much it is
+        named = error.message.replace(said, f"{said}={value}") if known else f"{error.message} (limit {full}: {value})"
         return Outcome.ERROR, replace(error, message=named, limit=full, limit_value=value)
     return Outcome.ERROR, error
 
