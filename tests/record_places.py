@@ -71,6 +71,12 @@ class Way:
         self.is_refusing = False
         self.swallow: bytes | None = None
         """The connection that sends this breaks before the answer comes back; a COMMIT is done then."""
+        self.hold: bytes | None = None
+        """The connection that sends this breaks, and the server gets it with `give` and notices nothing before."""
+        self.is_noticed = True
+        """The server notices that a connection broke."""
+        self._left: list[tuple[socket.socket, bytes]] = []
+        """Those of which it did not, and what it is to get."""
         self._is_over = False
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -101,6 +107,10 @@ class Way:
                     source: Any = key.fileobj
                     self.is_open.wait()
                     data = source.recv(1 << 16)
+                    if source is near and self.hold is not None and self.hold in data:
+                        self.hold = None
+                        self._close(near, far, data)
+                        return
                     if source is near and self.swallow is not None and self.swallow in data:
                         self.swallow = None
                         far.sendall(data)
@@ -113,10 +123,12 @@ class Way:
                     (far if source is near else near).sendall(data)
         self._close(near, far)
 
-    def _close(self, near: socket.socket, far: socket.socket) -> None:
+    def _close(self, near: socket.socket, far: socket.socket, held: bytes = b"") -> None:
+        is_left = held or not self.is_noticed
         with self._lock:
             self._pairs.pop(near, None)
-        for each in (near, far):
+            self._left += [(far, held)] if is_left else []
+        for each in (near,) if is_left else (near, far):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
@@ -126,9 +138,15 @@ class Way:
         with self._lock:
             pairs = [*self._pairs.items()]
         for near, far in pairs:
-            for each in (near, far):
+            for each in (near, far) if self.is_noticed else (near,):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
+
+    def give(self) -> None:
+        """Have the server get what was held."""
+        for far, held in self._left:
+            with suppress(OSError):
+                far.sendall(held)
 
     def close(self) -> None:
         self._is_over = True
@@ -139,6 +157,8 @@ class Way:
         self.cut()
         for thread in self._threads:
             thread.join(60)
+        for far, _ in self._left:
+            far.close()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 
 from record_places import Way, connected, drop, record_url, rows, schema_of, way_to
 from toolcell import PoolConfig, RunContext, Runtime, ToolRegistry
-from toolcell.audit import AuditLog, HmacKey, Index, read_log_id, verify
+from toolcell.audit import AuditLog, HmacKey, Index, read_log_id, records, verify
 from toolcell.control import Approve
 from toolcell.errors import AuditError, ResumeError, UsageError
+from toolcell.journal.database import SESSION, JournalDatabase, OpenJournal, UnderWay
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -198,6 +200,164 @@ def test_two_processes_never_have_one_journal_open(url: str) -> None:
                 log.lock("run", "a")
         lock.release()
         other.lock("run", "a").release()
+
+
+def append(log: AuditLog) -> int:
+    return log.append(records.OPENED, 0, ("host", 1, "1", "3", "key", "hmac", None, {}))
+
+
+def test_to_ask_for_a_journal_that_is_open_elsewhere_disturbs_no_write(url: str) -> None:
+    with AuditLog(url, key=KEY) as other, AuditLog(url, key=KEY) as log:
+        other.lock("session", "s")
+        is_over = threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                with pytest.raises(BlockingIOError):
+                    log.lock("session", "s")
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            for _ in range(200):
+                append(log)
+        finally:
+            is_over.set()
+            thread.join(60)
+    assert verify(url, [KEY], strict=True).ok
+
+
+def test_a_reader_goes_on_after_a_read_that_failed(url: str, way: Way) -> None:
+    with AuditLog(url, key=KEY):
+        pass
+    with Index(url, [KEY]) as index:
+        way.is_refusing = True
+        way.cut()
+        for _ in range(2):
+            with pytest.raises(AuditError):
+                index.runs()
+        way.is_refusing = False
+        assert index.runs() == []
+
+
+def test_a_connection_that_the_server_has_not_noticed_to_be_lost_is_ended(url: str, way: Way) -> None:
+    with AuditLog(url, key=KEY) as log, closing(JournalDatabase(log)) as journals:
+        journal = OpenJournal(journals, SESSION, "s")
+        journal.write("x", 1)
+        log.flush(wait=True)
+        way.is_noticed = False
+        way.cut()
+        journal.write("x", 2)
+        assert log.flush(wait=True)
+        way.is_noticed = True
+        assert [n for n, _ in journals.records(SESSION, "s")] == [1, 2]
+
+
+def test_a_journal_that_another_process_took_up_is_noticed_after_two_losses(
+    url: str, way: Way, postgres_server: str
+) -> None:
+    log = AuditLog(url, key=KEY)
+    with (
+        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
+        closing(JournalDatabase(other)) as theirs,
+        closing(JournalDatabase(log)) as ours,
+    ):
+        with pytest.raises(AuditError, match="taken up by another process"), log:
+            journals = [OpenJournal(ours, SESSION, name) for name in "ab"]
+            for each in journals:
+                each.write("x", "ours")
+            log.flush(wait=True)
+            way.is_refusing = True
+            way.cut()
+            for name in "ab":
+                write_elsewhere(theirs, name)
+            way.swallow = b"pg_try_advisory_lock"  # lost again, while the locks are taken
+            way.is_refusing = False
+            for each in journals:
+                each.write("x", "ours")
+            log.flush(wait=True)
+        for name in "ab":
+            assert [b"theirs" in body for _, body in theirs.records(SESSION, name)] == [False, True]
+
+
+def write_elsewhere(journals: JournalDatabase, name: str) -> None:
+    for _ in range(600):
+        try:
+            journal = OpenJournal(journals, SESSION, name)
+            break
+        except UnderWay:  # the server has not seen yet that the connection is gone
+            threading.Event().wait(0.1)
+    journal.write("x", "theirs")
+    journal.close()
+    journals.log.flush(wait=True)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_record_that_is_gone_is_not_made_anew_nor_written_to_another(
+    url: str, way: Way, postgres_server: str, is_made_again: bool
+) -> None:
+    direct = record_url(postgres_server, schema_of(url))
+    said = "another record" if is_made_again else "there is no record"
+    with pytest.raises(AuditError, match=said), AuditLog(url, key=KEY) as log:
+        drop(direct)
+        if is_made_again:
+            with AuditLog(direct, key=KEY):
+                pass
+        way.cut()
+        append(log)
+    if is_made_again:
+        assert len(verify(direct, [KEY], strict=True).chains) == 1
+    else:
+        with pytest.raises(UsageError, match="there is no record"):
+            read_log_id(url)
+
+
+def test_a_commit_that_arrives_after_the_connection_was_lost_is_not_written_twice(url: str, way: Way) -> None:
+    with AuditLog(url, key=KEY) as log:
+        first = append(log)
+        way.hold = b"COMMIT"
+        late = threading.Timer(0.5, way.give)
+        late.start()
+        assert append(log) == first + 1
+        late.join()
+        assert append(log) == first + 2
+    assert verify(url, [KEY], strict=True).ok
+
+
+def test_an_event_of_ours_that_somebody_else_wrote_is_not_tried_for_ever(url: str) -> None:
+    with pytest.raises(AuditError, match="not what was written to it; open it again"), AuditLog(url, key=KEY) as log:
+        seq = append(log)
+        rows(url, f"INSERT INTO event SELECT id + 1000, writer, n + 1, run, kind, at, salt, body, prev, hash "
+                  f"FROM event WHERE n = {seq}")  # fmt: skip
+        append(log)
+
+
+def test_an_event_that_is_written_is_no_error_because_of_what_comes_after_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    execute, commits, ours = psycopg.Connection.execute, [0], threading.current_thread()
+
+    def failing(self: Any, query: Any, *args: Any, **options: Any) -> Any:
+        if query != "COMMIT" or threading.current_thread() is not ours:
+            return execute(self, query, *args, **options)
+        commits[0] += 1
+        if commits[0] == 3:
+            raise psycopg.errors.DiskFull("full")
+        found = execute(self, query, *args, **options)
+        if commits[0] == 1:  # done, and its answer is lost; the second one looks for it
+            self.close()
+            raise psycopg.OperationalError("lost")
+        return found
+
+    with AuditLog(url, key=KEY) as log:
+        first = append(log)
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.Connection, "execute", failing)
+            assert append(log) == first + 1
+        assert commits == [3]
+    assert verify(url, [KEY], strict=True).ok
 
 
 WRONG = {

@@ -89,7 +89,7 @@ class _Rows:
         then: Callable[[], object] | None,
         removes_bytes: int,
         lock: store.Lock | None,
-        last: int,
+        last: tuple[int, int],
     ) -> None:
         self.statement, self.rows, self.then, self.lock, self.last = statement, rows, then, lock, last
         self.size = removes_bytes + sum(len(each) for row in rows for each in row if type(each) is bytes)
@@ -145,8 +145,9 @@ class AuditLog:
         self._queue: deque[_Event | _Rows] = deque()
         """Written with the next event: ends of calls, and what threads want to write that wait for another process."""
         self.database.turn = self._lock
-        self._unsure: _Attempt | None = None
-        """The connection was lost while this was written, so it may be written or not."""
+        self._unsure: list[_Attempt] = []
+        """The connection was lost while one of these was written, so it may be written or not."""
+        self._must_find_out = False
         self._db: store.Connection | None = None
         self._why_closed = "it is not open"
         self._signer: Signer | None = None
@@ -196,6 +197,8 @@ class AuditLog:
         self._id = store.record_id(db)
         self._chain, self._seq, self._last_hash, self._signed_seq = os.urandom(6).hex(), 0, GENESIS, 0
         self._blobs.clear()
+        self._unsure.clear()
+        self._must_find_out = False
         self._after = db.execute("SELECT writer, n, hash FROM event ORDER BY id DESC LIMIT 1").fetchone()
         python = ".".join(map(str, sys.version_info[:3]))
         who = (os.uname().nodename, os.getpid(), __version__, python, signer.key_id, signer.algorithm)
@@ -273,15 +276,21 @@ class AuditLog:
         self._queue.append(event)
         with self._lock:
             while not event.seq:  # whoever had the lock before may have written it
-                try:
-                    self._write([], max(0.001, until - time.monotonic()))
-                except BaseException as exc:
-                    if isinstance(exc, AuditError) and self._unsure is not None and time.monotonic() < until:
-                        continue
-                    self._queue.remove(event)
-                    raise
+                self._write_queued(event, until)
         self._stir(event.seq)
         return event.seq
+
+    def _write_queued(self, event: _Event, until: float) -> None:
+        """Write what is queued, this event too; return without an error where that is to be tried again."""
+        try:
+            self._write([], max(0.001, until - time.monotonic()))
+        except BaseException as exc:
+            is_sent = event.seq or (self.database.is_unsure(exc) and time.monotonic() < until)
+            if is_sent and isinstance(exc, AuditError):
+                return  # it is known now that an earlier attempt wrote it, or it is to be found out
+            if event in self._queue:
+                self._queue.remove(event)
+            raise
 
     def try_append(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None) -> int | None:
         """Do the same, but return None and write nothing where that would have to wait for another process, or would
@@ -318,10 +327,10 @@ class AuditLog:
         then: Callable[[], object] | None = None,
         removes_bytes: int = 0,
         lock: store.Lock | None = None,
-        last: int = 0,
+        last: tuple[int, int] = (0, 0),
     ) -> None:
         """Write rows of what runs need to go on, with the next event or in a moment. `then` is called after that.
-        `lock`: of their journal; `last`: number of its last record then.
+        `lock`: of their journal; `last`: number and time of its last record then.
 
         Raises:
             AuditError: the record is closed, or no longer written.
@@ -337,8 +346,9 @@ class AuditLog:
             AuditError: it could not be written.
         """
         found: list[Any] = []
+        until = time.monotonic() + store.LOCK_S
         with self._lock:
-            self._write([], store.LOCK_S, also=lambda db: found.append(change(db)))
+            self._write([], self._left_s(until), also=lambda db: found.append(change(db)))
         return found[0]
 
     def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> store.Lock:
@@ -354,20 +364,24 @@ class AuditLog:
         until = time.monotonic() + (store.LOCK_S if wait else 0.0)
         while True:
             try:
-                return self._flush(wait)
-            except AuditError:
-                if self._unsure is None or time.monotonic() >= until:
+                return self._flush(wait, until)
+            except AuditError as exc:
+                if not self.database.is_unsure(exc) or time.monotonic() >= until:
                     raise
 
-    def _flush(self, wait: bool) -> bool:
+    def _flush(self, wait: bool, until: float) -> bool:
         if not self._queue:
             return True
         if (not wait and self.database.is_waiting) or not self._lock.acquire(timeout=-1 if wait else OWN_LOCK_S):
             return False
         try:
-            return not self._queue or self._write([], store.LOCK_S if wait else 0.0) is not None
+            return not self._queue or self._write([], self._left_s(until) if wait else 0.0) is not None
         finally:
             self._lock.release()
+
+    def _left_s(self, until: float) -> float:
+        """Return how long who waited for us may still wait: for a server, that is part of it."""
+        return max(0.001, until - time.monotonic()) if self.database.file is None else store.LOCK_S
 
     def _event(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None, at_ns: int = 0) -> _Event:
         redactor = redactor or self.redactor
@@ -395,16 +409,17 @@ class AuditLog:
         Return the seq of the last event; None: another process must be waited for, and nothing was written.
         """
         self._writable()
-        if self._unsure is not None:
-            self._find_out(self._unsure, wait_s)
+        if self._must_find_out:
+            self._find_out(wait_s)
         chain, seq, last_hash = self._chain, self._seq, self._last_hash
         queued = [*self._queue]  # at once: a thread may add to it
         events, rows, changes, has_effect = [], [], list[store.Row](), False
+        lasts: list[tuple[store.Lock, tuple[int, int]]] = []
         for event in [*queued, *new] if queued else new:
             if type(event) is _Rows:
                 changes += [(event.statement, row) for row in event.rows]
                 if event.lock is not None:
-                    event.lock.attempted = event.last
+                    lasts.append((event.lock, event.last))
                 continue
             assert type(event) is _Event
             seq += 1
@@ -423,6 +438,8 @@ class AuditLog:
             self.database.check_present()
 
         def write(db: store.Connection) -> None:
+            for lock, last in lasts:
+                lock.attempted.add(last)
             with self.database.batch(db):
                 db.executemany(store.INSERT_EVENT, rows)
                 store.execute(db, changes)
@@ -433,8 +450,10 @@ class AuditLog:
         try:
             if not self._change(write, wait_s):
                 return None
-        except AuditError:
-            self._unsure = attempt if self.database.is_lost else None
+        except AuditError as exc:
+            if self.database.is_unsure(exc):
+                self._unsure.append(attempt)
+                self._must_find_out = True
             raise
         self._written(attempt)
         return seq
@@ -444,6 +463,7 @@ class AuditLog:
         for number, event in enumerate(attempt.events, self._seq + 1):
             event.seq = number
         self._seq, self._last_hash = attempt.seq, attempt.last_hash
+        self._unsure.clear()
         for each in attempt.queued:
             if self._queue and self._queue[0] is each:
                 self._queue.popleft()
@@ -451,13 +471,14 @@ class AuditLog:
                 self._queue.remove(each)
             if type(each) is _Rows:
                 if each.lock is not None:
-                    each.lock.written = each.lock.attempted
+                    each.lock.written = each.last[0]
+                    each.lock.attempted.clear()
                 if each.then is not None:
                     each.then()
         for event in attempt.events if self._sinks else ():
             call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
 
-    def _find_out(self, attempt: _Attempt, wait_s: float) -> None:
+    def _find_out(self, wait_s: float) -> None:
         """Find out whether a transaction was committed. Without an event in it, it can be made again.
 
         Raises:
@@ -466,10 +487,12 @@ class AuditLog:
         query, found = "SELECT n, hash FROM event WHERE writer = ? ORDER BY n DESC LIMIT 1", list[Any]()
         if not self._change(lambda db: found.append(db.execute(query, (self._chain,)).fetchone()), wait_s):
             raise AuditError(f"cannot write the record {self.place} now")
-        self._unsure = None
-        if found[-1] == (attempt.seq, attempt.last_hash) and attempt.seq > self._seq:
-            self._written(attempt)
-        elif found[-1] != (self._seq, self._last_hash) and self._seq:
+        self._must_find_out = False
+        for attempt in self._unsure:
+            if found[-1] == (attempt.seq, attempt.last_hash) and attempt.seq > self._seq:
+                self._written(attempt)
+                return
+        if found[-1] != (self._seq, self._last_hash) and self._seq:
             self._failure = AuditError(f"the record {self.place} is not what was written to it; open it again")
             raise self._failure
 
@@ -507,7 +530,7 @@ class AuditLog:
         Raises:
             AuditError: it could not be written.
         """
-        now_ns = time.time_ns()
+        now_ns, until = time.time_ns(), time.monotonic() + store.LOCK_S
         if now_ns - self._blobs.get(digest, 0) < BLOB_USED_NS:
             return True
         statement = "INSERT INTO blob VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used = excluded.used"
@@ -515,7 +538,7 @@ class AuditLog:
             return False
         try:
             row = (digest, content, now_ns)
-            if not self._change(lambda db: db.execute(statement, row), store.LOCK_S if wait else 0.0):
+            if not self._change(lambda db: db.execute(statement, row), self._left_s(until) if wait else 0.0):
                 return False
         finally:
             self._lock.release()

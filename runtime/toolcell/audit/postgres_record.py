@@ -24,8 +24,16 @@ SCHEMA: Final = "toolcell_record"
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 MAKE_LOCK: Final = 0x746F6F6C
 """Number of the advisory lock under which tables are made, together with the schema's name."""
-ROWS_AT_ONCE: Final = 1000
-"""Rows that a scan of the record fetches in one piece."""
+ROWS_AT_ONCE: Final = (16, 1000)
+"""Rows that a scan of the record fetches in its first piece, and at most."""
+FETCH_BYTES: Final = 512 * 1024
+"""Once a piece has as many, the next one is no longer."""
+
+HOLDERS: Final = (
+    "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = ? AND objid::bigint = ? "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+"""Who has an advisory lock, or waits for it, by the halves of its number."""
 
 RECONNECT_S: Final = 0.1
 """Between two attempts to reach the server."""
@@ -39,6 +47,13 @@ SETTINGS: Final[dict[str, object]] = {
     "tcp_user_timeout": 20_000,
 }
 """Of a connection, where the URL does not say otherwise: one that a network has lost is noticed in 30 s, in ms."""
+SERVER_SETTINGS: Final = {
+    "tcp_keepalives_idle": "keepalives_idle",
+    "tcp_keepalives_interval": "keepalives_interval",
+    "tcp_keepalives_count": "keepalives_count",
+    "tcp_user_timeout": "tcp_user_timeout",
+}
+"""The same at the server's end, so that it soon frees the locks of a host that is gone."""
 
 TYPES: Final = (
     (r"\bid INTEGER PRIMARY KEY", "id BIGSERIAL PRIMARY KEY"),
@@ -116,9 +131,20 @@ class PostgresConnection:
 
     def __init__(self, psycopg: Any, connect: Callable[[], Any], *, is_reader: bool) -> None:
         self._psycopg, self._connect, self._is_reader = psycopg, connect, is_reader
-        self._connection = connect()
+        self._mark = 0
+        """Number of an advisory lock that only this connection takes, so that the server's end of it can be found."""
+        self.lost_marks: list[int] = []
+        """Those of connections that were lost, which the server may still have."""
+        self._connection = self._connected()
         self._scans = 0
         self._text_factory: Any = None
+
+    def _connected(self) -> Any:
+        connection = self._connect()
+        if not self._is_reader:
+            self._mark = int.from_bytes(os.urandom(7), "big")
+            connection.execute("SELECT pg_advisory_lock(%s)", (self._mark,))
+        return connection
 
     @property
     def text_factory(self) -> Any:
@@ -134,7 +160,8 @@ class PostgresConnection:
     @property
     def in_transaction(self) -> bool:
         """True between BEGIN and COMMIT."""
-        return bool(self._connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE)
+        status = self._psycopg.pq.TransactionStatus  # that of a lost connection is UNKNOWN
+        return self._connection.info.transaction_status in (status.ACTIVE, status.INTRANS, status.INERROR)
 
     @property
     def is_lost(self) -> bool:
@@ -163,14 +190,15 @@ class PostgresConnection:
         if not is_scan:
             return self._connection.execute(text, given)
         self._scans += 1
-        name = f"scan_{self._scans}"
-        self._connection.execute(f"DECLARE {name} NO SCROLL CURSOR FOR {text}", given)
-        return _Scan(self._connection, name)
+        return _Scan(self._connection, f"scan_{self._scans}", text, given)
 
     def reconnect(self) -> None:
         """Connect again."""
         self._connection.close()
-        self._connection = self._connect()
+        if self._mark:
+            self.lost_marks.append(self._mark)
+            self._mark = 0
+        self._connection = self._connected()
 
     def executemany(self, sql: str, rows: Any, /) -> Any:
         """Execute a statement for each row of values."""
@@ -192,27 +220,43 @@ def _bytes_loader(psycopg: Any) -> Any:
 
 
 class _Scan:
-    """The rows of one query, which the server gives in pieces."""
+    """The rows of one query, which the server gives in pieces. It is asked when the first of them is wanted."""
 
-    def __init__(self, connection: Any, name: str) -> None:
-        self._connection, self._name = connection, name
+    def __init__(self, connection: Any, name: str, text: str, values: list[Any]) -> None:
+        self._connection, self._name, self._text, self._values = connection, name, text, values
+        self._is_open = self._is_over = False
 
     def fetchmany(self, count: int) -> list[tuple[Any, ...]]:
+        if self._is_over:
+            return []
+        if not self._is_open:
+            self._connection.execute(f"DECLARE {self._name} NO SCROLL CURSOR FOR {self._text}", self._values)
+            self._is_open = True
         rows: list[tuple[Any, ...]] = self._connection.execute(f"FETCH {count} FROM {self._name}").fetchall()
+        if len(rows) < count:
+            self.close()
         return rows
 
     def fetchone(self) -> tuple[Any, ...] | None:
-        return next(iter(self.fetchmany(1)), None)
+        """Return the first row; the others are not wanted."""
+        row: tuple[Any, ...] | None = self._connection.execute(self._text, self._values).fetchone()
+        return row
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return [*self]
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        while rows := self.fetchmany(ROWS_AT_ONCE):
+        count, most = ROWS_AT_ONCE
+        while rows := self.fetchmany(count):
             yield from rows
+            size = sum(len(each) for row in rows for each in row if type(each) in (bytes, str))
+            count = min(2 * count, most) if 2 * size <= FETCH_BYTES else max(1, min(count, count * FETCH_BYTES // size))
 
     def close(self) -> None:
-        self._connection.execute(f"CLOSE {self._name}")
+        self._is_over = True
+        if self._is_open:
+            self._is_open = False
+            self._connection.execute(f"CLOSE {self._name}")
 
 
 class _NameLock(Lock):
@@ -222,8 +266,12 @@ class _NameLock(Lock):
         super().__init__()
         self.kind, self.name = kind, name
         self.number = lock_number(f"{record.schema} {kind} {name}")
+        self.is_held = False
+        """It is ours, and is locked again where the server does not know of it."""
         self.is_taken = False
         """The server knows of it."""
+        self.must_check = False
+        """The server has forgotten it: somebody else may have written to the journal meanwhile."""
         self._record = record
 
     def release(self) -> None:
@@ -257,6 +305,8 @@ class PostgresRecord(RecordDatabase):
         """Those that are held here. `_names` is held for a look at it."""
         self._problem = ""
         """Why nothing may be written any more."""
+        self._failed: tuple[float, Exception] = (-math.inf, Exception())
+        """When somebody last gave up to reach the server, and why."""
 
     # Opening
 
@@ -271,10 +321,16 @@ class PostgresRecord(RecordDatabase):
         return self._opened(is_reader=True)
 
     def _opened(self, *, is_reader: bool) -> PostgresConnection:
+        ids: list[object] = []
+
         def connect() -> Any:
             connection = self._psycopg.connect(**self._settings, autocommit=True)
             try:
-                self._prepare(connection, is_reader)
+                self._prepare(connection, may_make=not is_reader and not ids, is_reader=is_reader)
+                ids.append(connection.execute("SELECT value FROM about WHERE key = 'record'").fetchone())
+                if ids[-1] != ids[0]:
+                    ids.pop()
+                    raise AuditError(f"{self.place} has another record now than the one that was opened; open it again")
             except BaseException:
                 connection.close()
                 raise
@@ -297,15 +353,21 @@ class PostgresRecord(RecordDatabase):
             return "; check host, port, user, password and database of the URL, and that the server runs"
         return ""
 
-    def _prepare(self, connection: Any, is_reader: bool) -> None:
+    def _prepare(self, connection: Any, *, is_reader: bool, may_make: bool) -> None:
         connection.execute("SET client_encoding = 'UTF8'")
         connection.execute("SET client_min_messages = warning")
         connection.execute(f"SET lock_timeout = {LOCK_S * 1000:.0f}")
         connection.execute(f'SET search_path TO "{self.schema}", pg_temp')
+        wanted = [(name, str(self._settings[client])) for name, client in SERVER_SETTINGS.items()]
+        query = f"""
+            SELECT set_config(pg_settings.name, value, false) FROM pg_catalog.pg_settings
+            JOIN (VALUES {", ".join(["(%s, %s)"] * len(wanted))}) AS wanted (name, value) USING (name)
+        """
+        connection.execute(query, [each for pair in wanted for each in pair])
         if is_reader:
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("SET default_transaction_isolation = 'repeatable read'")
-        elif "about" not in self._tables(connection):
+        elif may_make and "about" not in self._tables(connection):
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (MAKE_LOCK, self.schema))
                 if not (found := self._tables(connection)):
@@ -371,7 +433,7 @@ class PostgresRecord(RecordDatabase):
 
         def begin() -> None:
             with self._names:
-                missing = [each for each in self._locks.values() if not each.is_taken]
+                missing = [each for each in self._locks.values() if each.is_held and not each.is_taken]
             for lock in missing:
                 if not self._take(db, lock):
                     self._give_up(lock)
@@ -386,13 +448,20 @@ class PostgresRecord(RecordDatabase):
         while True:
             if self._problem:
                 raise AuditError(f"cannot write the record {self.place}: {self._problem}")
+            failed_s, why = self._failed
+            if db.is_lost and failed_s > until - LOCK_S and time.monotonic() >= until - RECONNECT_S:
+                raise type(why)(*why.args)  # while we waited for our turn, somebody found out
             try:
                 if db.is_lost:
                     db.reconnect()
-                    self._take_again(db)
+                    self._forget_taken()
+                self._take_again(db, until)
                 work()
             except self._psycopg.OperationalError as exc:
-                if not (db.is_lost or isinstance(exc, self._no_server)) or time.monotonic() >= until:
+                if not (db.is_lost or isinstance(exc, self._no_server)):
+                    raise
+                if time.monotonic() >= until:
+                    self._failed = time.monotonic(), exc
                     raise
                 time.sleep(RECONNECT_S)
             else:
@@ -407,10 +476,11 @@ class PostgresRecord(RecordDatabase):
         """Send the statements of a block without waiting for each answer."""
         return cast("PostgresConnection", db).pipeline()
 
-    @property
-    def is_lost(self) -> bool:
-        """The server, or the way to it, went away."""
-        return self._writer is not None and self._writer.is_lost
+    def is_unsure(self, exc: BaseException) -> bool:
+        """The server, or the way to it, went away; or an event is there already, which one that was lost wrote."""
+        if isinstance(why := exc.__cause__, self._psycopg.errors.UniqueViolation):
+            return bool(why.diag.table_name == "event")
+        return isinstance(why, self.errors) and self._writer is not None and self._writer.is_lost
 
     def check_present(self) -> None:
         """Do nothing: a table that is gone is an error when it is written to."""
@@ -473,7 +543,8 @@ class PostgresRecord(RecordDatabase):
 
     def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> Lock:
         """Lock a name. One that nobody else knows is locked with the next write."""
-        lock = _NameLock(self, kind, name)
+        lock, until = _NameLock(self, kind, name), time.monotonic() + LOCK_S
+        lock.is_held = is_unknown
         with self._names:
             if (kind, name) in self._locks:
                 raise BlockingIOError(f"{kind} {name} is open here")
@@ -485,9 +556,10 @@ class PostgresRecord(RecordDatabase):
                 if (db := self._writer) is None:
                     raise OSError(f"the record {self.place} is not open")
                 found: list[bool] = []
-                self._patiently(db, lambda: found.append(self._take(db, lock)), LOCK_S)
+                self._patiently(db, lambda: found.append(self._take(db, lock)), max(0.001, until - time.monotonic()))
                 if not found[-1]:
                     raise BlockingIOError(f"{kind} {name} is open elsewhere")
+                lock.is_held = True
         except BaseException as exc:
             with self._names:
                 self._locks.pop((kind, name), None)
@@ -504,18 +576,35 @@ class PostgresRecord(RecordDatabase):
             lock.is_taken = bool(db.execute("SELECT pg_try_advisory_lock(?)", (lock.number,)).fetchone()[0])
         return lock.is_taken
 
-    def _take_again(self, db: PostgresConnection) -> None:
-        """Lock again what was locked, and check that nobody has written to those journals meanwhile."""
+    def _forget_taken(self) -> None:
+        """Note that the server has forgotten every lock with the connection."""
         with self._names:
-            locks = [each for each in self._locks.values() if each.is_taken]
+            locks = [*self._locks.values()]
         for lock in locks:
-            lock.is_taken = False
+            lock.must_check, lock.is_taken = lock.must_check or lock.is_taken, False
+
+    def _take_again(self, db: PostgresConnection, until: float) -> None:
+        """Lock again what was locked, and check that nobody has written to those journals meanwhile."""
+        while db.lost_marks:
+            # The server's end of a connection that a network has lost still has our locks, and may still be writing.
+            if db.execute(f"SELECT pg_terminate_backend(pid) {HOLDERS}", _halves(db.lost_marks[0])).fetchone() is None:
+                db.lost_marks.pop(0)
+            elif time.monotonic() >= until:
+                raise AuditError(
+                    f"cannot write the record {self.place} now: the server has not ended a connection that was lost"
+                )
+            else:
+                time.sleep(RECONNECT_S)
+        with self._names:
+            locks = [each for each in self._locks.values() if each.must_check]
         for lock in locks:
-            query = "SELECT coalesce(max(n), 0) FROM kept WHERE kind = ? AND name = ?"
+            query = "SELECT n, at FROM kept WHERE kind = ? AND name = ? ORDER BY n DESC LIMIT 1"
             is_taken = self._take(db, lock)
-            last = db.execute(query, (lock.kind, lock.name)).fetchone()[0]
-            if not is_taken or (lock.written is not None and last not in (lock.written, lock.attempted)):
+            last = db.execute(query, (lock.kind, lock.name)).fetchone() or (0, 0)
+            is_ours = lock.written in (None, last[0]) or last in lock.attempted
+            if not (is_taken and is_ours):
                 self._give_up(lock)
+            lock.must_check = False
 
     def _give_up(self, lock: _NameLock) -> None:
         self._problem = (
@@ -538,11 +627,11 @@ class PostgresRecord(RecordDatabase):
             if (kind, name) in self._locks:
                 return True
         number = _NameLock(self, kind, name).number
-        query = (
-            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = ? "
-            "AND objid::bigint = ? AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return bool(db.execute(query, (number >> 32, number & 0xFFFFFFFF)).fetchone())
+        return bool(db.execute(f"SELECT 1 {HOLDERS}", _halves(number)).fetchone())
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number >> 32, number & 0xFFFFFFFF
 
 
 # URLs

@@ -97,8 +97,8 @@ class Lock(ABC):
     def __init__(self) -> None:
         self.written: int | None = None
         """Number of the last record of the journal; None: it is not known yet."""
-        self.attempted: int | None = None
-        """What it is if the last write was committed."""
+        self.attempted: set[tuple[int, int]] = set()
+        """Number and time of that record if a later write was committed, of which that is not known."""
 
     @abstractmethod
     def release(self) -> None:
@@ -146,9 +146,8 @@ class RecordDatabase(ABC):
     def __str__(self) -> str:
         return self.place
 
-    @property
-    def is_lost(self) -> bool:
-        """The connection that writes broke while something was written."""
+    def is_unsure(self, exc: BaseException) -> bool:
+        """What could not be written may be there all the same: the connection broke meanwhile."""
         return False
 
     @abstractmethod

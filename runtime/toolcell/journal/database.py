@@ -248,7 +248,7 @@ class JournalDatabase:
         try:  # a context manager would take longer than the rest
             if is_anew:
                 self.log.keep(_REMOVE, [(kind, name)])
-            self.log.keep(_INSERT, rows, lock=lock, last=after + len(rows))
+            self.log.keep(_INSERT, rows, lock=lock, last=(after + len(rows), now_ns))
         except AuditError as exc:
             raise OSError(str(exc)) from exc
 
@@ -428,7 +428,7 @@ class OpenJournal:
             if not (is_unknown and database.is_remote):
                 # Whoever had it open let go when everything was written.
                 self._last = database.last(self.kind, self.name, is_written=True)
-            lock.written = lock.attempted = self._last
+            lock.written = self._last
         except BaseException:
             lock.release()
             raise
