@@ -55,6 +55,18 @@ async def run(registry: ToolRegistry, command: str, timeout: int = 0, **context:
 # What it answers
 
 
+async def test_a_file_with_a_longer_name_than_a_run_takes_is_said_and_the_next_command_runs(
+    registry: ToolRegistry, work: Path
+) -> None:
+    folder = "/".join(5 * ["x" * 200])
+    made = await run(registry, f"mkdir -p {folder} && echo hi > {folder}/f; echo kept > g")
+    (work / folder).mkdir(parents=True, exist_ok=True)
+    (work / folder / "f").write_text("other programs write here too")
+
+    assert "not kept in the workspace" in made.text and (work / "g").read_text() == "kept\n"
+    assert "kept" in str((await run(registry, "cat g")).value)
+
+
 @pytest.mark.conforms("S2", "S-b2")
 async def test_output_errors_and_exit_codes_are_told_in_the_words_of_the_requirement(registry: ToolRegistry) -> None:
     result = await run(registry, "echo out; echo err >&2")

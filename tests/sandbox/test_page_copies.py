@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 
+import psutil
 import pytest
 
+from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable
 from toolcell_bridge.entry import page_copies
 
 FORKS = """
@@ -49,3 +53,21 @@ def test_a_fork_is_given_the_pages_that_the_fork_before_it_has_copied() -> None:
 
 def test_what_cannot_be_copied_is_left_to_page_faults() -> None:
     assert page_copies.copy(struct.pack("NN", 4096, 4096)) == 0
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_zygote_that_may_not_fork_keeps_the_sandboxes_that_it_has() -> None:
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        await session.execute_code("kept = 3")
+        for _ in range(40):  # after which it has found the pages
+            await runtime.execute_code("1")
+        me = psutil.Process()
+        (zygote,) = {each.parent() for each in me.children(recursive=True) if not each.children()} - {me}
+        resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, (1, 1))
+        for frame_bytes in (1 << 20, 2 << 20):  # settings that it has not had
+            with suppress(SandboxUnavailable):
+                await runtime.execute_code("1", limits=Limits(frame_bytes=frame_bytes))
+
+        assert (await session.execute_code("kept")).value == 3
+        assert zygote.is_running() and zygote.status() != psutil.STATUS_ZOMBIE

@@ -35,7 +35,7 @@ INPUT, OUTPUT, ERRORS = 3, 4, 5
 """Where a process in a container keeps its three pipes, out of the way of the standard three."""
 
 FIRST_FREE = 10
-"""Descriptors of zygotes, proxies and supervisors stay above those that a guest has in place."""
+"""Descriptors of zygotes and supervisors stay above those that a guest has in place."""
 
 ENVIRONMENT = {"HOME": WORKSPACE, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}
 """What every script finds set."""

@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -172,9 +172,12 @@ class Zygote:
         gc.collect()
         gc.freeze()
         assert self._settings is not None
-        self._copied = page_copies.find_copied(
-            partial(self._settings.guest.try_out, is_repeatable=self._is_repeatable), self._proc
-        )
+        self._copied = b""
+        # Without them a sandbox rehearses. Nothing that a package has is imported here.
+        with suppress(OSError, MemoryError), preparation.without_packages():
+            self._copied = page_copies.find_copied(
+                partial(self._settings.guest.try_out, is_repeatable=self._is_repeatable), self._proc
+            )
 
     def _warm_up(self, guest: ForkedGuest) -> None:
         # One after each of the first events: the first sandbox does not wait for it, and a busy start does not skip it.
@@ -246,7 +249,7 @@ class Zygote:
             set_environment(settings["environment"])
             guest = ForkedGuest(self._bridge, settings["frame_bytes"])
             guest.warm_up()
-            self._warm_ups = max(1, self._warm_ups)  # after the last, its pages are found
+            self._copied = b""  # which were the pages of another guest
         limits = RlimitPlan(**settings["rlimits"])
         self._settings = SandboxSettings(
             guest, settings["disk_bytes"], settings["inodes"], numbered(limits), limits.processors

@@ -168,6 +168,8 @@ MAX_FILE_PROBLEMS = 900
 """Files that are named as missing, wrong or too many."""
 NAME_CHARS = 1024
 """Most characters of a name and of a problem that are sent."""
+MAX_NAME_BYTES = 1000
+"""Most bytes of a file's name with its folders: Python makes folders inside one another up to 1000 deep."""
 
 
 def collect(
@@ -185,8 +187,8 @@ def collect(
             if not is_visible(name):
                 # Control characters and writing-direction marks: what saves or shows such a name is led astray.
                 name, problem = name.encode("unicode_escape").decode("ascii"), "name has unprintable characters"
-            if len(name) > NAME_CHARS:  # perhaps the content, in place of a name
-                name, problem = name[:NAME_CHARS], problem or f"name has more than {NAME_CHARS} characters"
+            if len(name.encode()) > MAX_NAME_BYTES:  # perhaps the content, in place of a name
+                name, problem = name[:MAX_NAME_BYTES], problem or f"name has more than {MAX_NAME_BYTES} bytes"
             if problem is None and count >= files:
                 problem = f"too many files (limit {files})"
             if problem is not None:

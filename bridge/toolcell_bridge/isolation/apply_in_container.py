@@ -145,7 +145,7 @@ class ContainerIsolation:
 
 
 def image_places() -> list[tuple[str, int]]:
-    """Return what a script in an image of ours may read: all of it but the places of other sandboxes."""
+    """Return what a script in an image of ours may read."""
     runtime = {path for path in (*READ_EXEC, *sys.path, sys.prefix) if os.path.isabs(path)}
     return [
         *((path, landlock.READ) for path in READ),

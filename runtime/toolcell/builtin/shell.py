@@ -26,6 +26,7 @@ from toolcell.support.lru import Lru
 from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.sync import SyncRuntime
 from toolcell.tools import CodeRuntime, ErrorCode, Status, Text, ToolContext, ToolResult
+from toolcell_bridge.guest.files import MAX_NAME_BYTES
 
 TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 300.0
@@ -187,6 +188,8 @@ def copy_of(workspace: Workspace, most_bytes: int) -> Copy:
                 parse_path(entry.path)
                 directories.append(entry.path)
             elif entry.kind == "file":
+                if len(entry.path.encode()) > MAX_NAME_BYTES:
+                    raise ToolError("no name of an input file")
                 data = workspace.read(entry.path)
                 total += len(data)
                 files.append((entry.path, data))

@@ -25,6 +25,7 @@ from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import GuestFile
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief, check_keywords, check_kind, check_one_of
+from toolcell_bridge.guest.files import MAX_NAME_BYTES
 from toolcell_bridge.wire.frozen import frozen
 
 OnLog = Callable[[str, str], object]
@@ -143,8 +144,6 @@ FileInput = str | os.PathLike[str] | tuple[str, FileContent] | GuestFile
 
 MAX_PART_BYTES = 255
 """Most bytes of one part of a name. Source: NAME_MAX of Linux."""
-MAX_NAME_BYTES = 1000
-"""Most bytes of a name with its folders: Python makes folders inside one another up to 1000 deep."""
 
 
 def guest_files(

@@ -508,14 +508,11 @@ class DockerSandbox(Sandbox):
             self._owner.forget(self)
 
 
-# An open connection to a container engine, and everything that one backend has there: image, events, containers.
-#
-# Both modes launch their containers here, so that everything started is also cleaned up here. This module knows no
-# guest.
-
-
 class Engine:
-    """An open connection to a daemon, and everything this backend has there."""
+    """An open connection to a daemon, and everything this backend has there: image, events, containers.
+
+    Every container is launched here, so that everything started is also cleaned up here.
+    """
 
     def __init__(
         self, client: EngineClient, image: ImageRef, watcher: reaper.Watcher, tasks: TaskGroup, key: str
