@@ -58,12 +58,14 @@ def test_what_cannot_be_copied_is_left_to_page_faults() -> None:
 @pytest.mark.isolation
 @pytest.mark.anyio
 async def test_a_zygote_that_may_not_fork_keeps_the_sandboxes_that_it_has() -> None:
+    me = psutil.Process()
+    before = me.children(recursive=True)
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         await session.execute_code("kept = 3")
         for _ in range(40):  # after which it has found the pages
             await runtime.execute_code("1")
-        me = psutil.Process()
-        (zygote,) = {each.parent() for each in me.children(recursive=True) if not each.children()} - {me}
+        new = [each for each in me.children(recursive=True) if each not in before]
+        (zygote,) = {each.parent() for each in new if not each.children()} - {me}
         resource.prlimit(zygote.pid, resource.RLIMIT_NPROC, (1, 1))
         for frame_bytes in (1 << 20, 2 << 20):  # settings that it has not had
             with suppress(SandboxUnavailable):
