@@ -193,6 +193,7 @@ async def test_a_service_that_gives_no_vectors_is_a_clear_error(
         await provider.embed(["a"])
     assert len(sent) == requests
     assert "sk-secret" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None  # which keep the key and the whole answer
     assert "\x1b" not in str(caught.value)
 
 

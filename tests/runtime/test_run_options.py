@@ -20,6 +20,7 @@ from toolcell.service.routes.models import ExecuteRequest, SessionRequest
 from toolcell.sessions.blocking import SyncSession
 from toolcell.sessions.session import Session
 from toolcell.sessions.settings import SessionKwargs, SessionSettings
+from toolcell.tools import ToolRegistry
 
 pytestmark = pytest.mark.quick
 
@@ -54,6 +55,21 @@ def test_a_session_takes_every_option_at_each_door() -> None:
         assert options_of(kind.session) == "Unpack[SessionKwargs]"
     assert set(SessionRequest.model_fields) - {"name"} == set(SessionKwargs.__annotations__) - {"tools", "context"}
     assert set(SessionSettings.model_fields) < set(SessionKwargs.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cpu_s": "abc"}, r"cpu_s = 'abc': must be a valid number"),
+        ({"idle_s": [1]}, r"idle_s = \[1\]: must be a valid number"),
+        ({"idle_s": 0}, "idle_s = 0: must be greater than 0"),
+        ({"tool_calls": -1}, "tool_calls = -1: must be greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_option_of_a_session_is_refused_in_the_same_words_at_each_door(options: Any, said: str) -> None:
+    for door in (Runtime(ToolRegistry()), Client("http://localhost:1")):
+        with pytest.raises(UsageError, match=said):
+            door.session("a", **options)
 
 
 DOORS: dict[str, Callable[[SyncRuntime, Any], object]] = {

@@ -7,10 +7,12 @@ import json
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgpack
 import pytest
 import yaml
 
@@ -39,6 +41,7 @@ from toolcell.sandbox.kubernetes.pods import (
 )
 
 IMAGE = "registry.example/toolcell/service:0.1.0"
+KEY = b"k" * 32
 
 
 def pod(**settings: Any) -> dict[str, Any]:
@@ -240,11 +243,22 @@ def test_the_memory_of_a_pod_holds_all_its_sandboxes() -> None:
 
 
 def test_what_a_pod_tells_is_read_whole_or_refused() -> None:
-    told = PodAddress("0.1.0", b"k" * 32)
+    told = PodAddress("0.1.0", KEY)
     assert PodAddress.unpack(told.pack()) == told
     assert "kkk" not in repr(told)
-    with pytest.raises(ValueError, match="not the address"):
-        PodAddress.unpack(b"\x01")
+    older = msgpack.packb(["0.0.9", KEY, 8443, "certificate"])
+    assert PodAddress.unpack(older).version == "0.0.9"
+
+
+@each_row(
+    "data", [b"\x01", msgpack.packb([1, KEY]), msgpack.packb(["0.1.0", KEY]) + b"\x01", b"\xc4" + KEY, b"\xa1\xff"]
+)
+def test_the_error_about_a_pods_address_says_what_to_do_and_nothing_of_its_key(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"not the address of a pod.* build the image again") as caught:
+        PodAddress.unpack(data)
+    assert f"{len(data)} bytes" in str(caught.value)
+    assert "kkk" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None  # msgpack's error would keep what it was given
 
 
 def test_the_command_line_writes_what_kubectl_reads() -> None:

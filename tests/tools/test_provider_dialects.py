@@ -93,6 +93,59 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
             | {"required": ["a", "b", "c"], "additionalProperties": False},
         },
     ),
+    "an optional object": (
+        of(a={"anyOf": [{"$ref": "#/$defs/Cat"}, NULL], "description": "To buy"}, b={"anyOf": [{}, NULL]})
+        | {"$defs": {"Cat": of(name=TEXT) | {"description": "A cat"}}},
+        {
+            "gemini": of(
+                a=of(name=TEXT) | {"nullable": True, "description": "To buy\nA cat"},
+                b={"anyOf": [{**each, "nullable": True} for each in PLAIN["anyOf"]]},
+            ),
+        },
+    ),
+    "choices with descriptions": (
+        of(a={"anyOf": [{"$ref": "#/$defs/Cat"}, TEXT | {"description": "A name"}, WHOLE], "description": "To buy"})
+        | {"$defs": {"Cat": of(name=TEXT) | {"title": "Cat", "description": "A cat"}}},
+        {
+            "gemini": of(
+                a={
+                    "anyOf": [
+                        of(name=TEXT) | {"title": "Cat", "description": "A cat\nTo buy"},
+                        TEXT | {"description": "A name\nTo buy"},
+                        WHOLE | {"description": "To buy"},
+                    ]
+                }
+            ),
+        },
+    ),
+    "all of several": (
+        of(a={"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]})
+        | {"required": ["a"], "$defs": {"A": of(a=TEXT), "B": of(b=TEXT) | {"allOf": [of(c=TEXT)]}}},
+        {"gemini": of(a=of(a=TEXT, b=TEXT, c=TEXT)) | {"required": ["a"]}},
+    ),
+    "choices that only constrain": (
+        of(a=of(b=TEXT, c=TEXT) | {"anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, d=True, e={"required": ["f"]})
+        | {"required": ["a", "d", "e"]},
+        {
+            "gemini": of(
+                a={"anyOf": [of(b=TEXT, c=TEXT) | {"required": [each]} for each in ("b", "c")]},
+                d=PLAIN,
+                e={"type": "object", "required": ["f"]},
+            )
+            | {"required": ["a", "d", "e"]},
+            "openai-strict": of(
+                a={
+                    "anyOf": [
+                        of(b=TEXT, c={"anyOf": [TEXT, NULL]}) | {"required": ["b", "c"], "additionalProperties": False},
+                        of(b={"anyOf": [TEXT, NULL]}, c=TEXT) | {"required": ["b", "c"], "additionalProperties": False},
+                    ]
+                },
+                d=PLAIN,
+                e=of() | {"required": [], "additionalProperties": False},
+            )
+            | {"required": ["a", "d", "e"], "additionalProperties": False},
+        },
+    ),
 }
 
 
@@ -203,3 +256,19 @@ def test_references_that_stand_for_more_than_can_be_written_are_bounded() -> Non
 
     assert refusal("gemini", adapted) == ""
     assert sum(1 for _ in parts_of(adapted)) <= 40_000
+
+
+@pytest.mark.quick
+def test_choices_and_conjunctions_that_contain_themselves_are_bounded() -> None:
+    loops = {"A": {"anyOf": [{"$ref": "#/$defs/A"}, NULL]}, "B": {"allOf": [{"$ref": "#/$defs/B"}] * 2}}
+    wide = {"W": {"allOf": [{"$ref": f"#/$defs/N{at}"} for at in range(300)]}}
+    wide |= {f"N{at}": {"minimum": at} for at in range(300)}
+    chain = {f"C{at}": {"anyOf": [{"$ref": f"#/$defs/C{at + 1}"}, NULL]} for at in range(1000)}
+    named = {each: {"$ref": f"#/$defs/{each}"} for each in ("A", "B", "C0")}
+    many = {f"w{at}": {"$ref": "#/$defs/W"} for at in range(1000)}
+    schema = of(**named, **many) | {"$defs": loops | wide | chain | {"C1000": TEXT}}
+
+    adapted = ToolDefinition("act", "Do something.", schema).adapted("gemini")
+
+    assert refusal("gemini", adapted) == ""
+    assert adapted["properties"]["C0"] == TEXT | {"nullable": True}

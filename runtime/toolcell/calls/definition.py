@@ -99,16 +99,14 @@ def merged(part: Part) -> Part:
     return {**made, "properties": properties, **({"required": needed} if needed else {})}
 
 
-def all_in_one(part: Part) -> Part:
-    """Write `allOf` as one schema, as far as it can be."""
-    if not isinstance(part.get("allOf"), list):
-        return part
-    made = {key: value for key, value in part.items() if key != "allOf"}
-    for each in part["allOf"]:
-        for key, value in each.items() if isinstance(each, dict) else ():
-            known = made.get(key)
+def add_to(made: Part, part: Part) -> None:
+    """Add what another schema says of the same value, as far as one schema can say both."""
+    for key, value in part.items():
+        known = made.get(key)
+        if key == "description" and isinstance(known, str) and isinstance(value, str):
+            made[key] = known if value in known else f"{known}\n{value}".strip()
+        else:
             made[key] = {**value, **known} if isinstance(known, dict) and isinstance(value, dict) else known or value
-    return made
 
 
 def one_type(part: Part) -> Part:
@@ -126,14 +124,14 @@ def one_type(part: Part) -> Part:
     some = [each for each in choices if each != {"type": "null"}]
     rest = {key: value for key, value in part.items() if key not in ("anyOf", "oneOf")}
     rest |= {"nullable": True} if len(some) < len(choices) else {}
-    return {**some[0], **rest} if len(some) == 1 and isinstance(some[0], dict) else {**rest, "anyOf": some}
+    return {**rest, "allOf": some} if len(some) == 1 else {**rest, "anyOf": some}
 
 
 def typed(part: Part) -> Part:
     """Servers say `schema must have a 'type' key`. What may be anything can be sent as a plain value."""
-    if part.keys() & {"type", "anyOf", "oneOf", "enum", "const", "$ref"}:
+    if part.keys() & {"type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"}:
         return part
-    kind = "object" if "properties" in part else "array" if part.keys() & {"items", "prefixItems"} else None
+    kind = "object" if part.keys() & _OF_OBJECTS else "array" if part.keys() & {"items", "prefixItems"} else None
     return {**part, **({"type": kind} if kind else _PLAIN)}
 
 
@@ -142,7 +140,12 @@ def alone(part: Part) -> Part:
     beside = {key: value for key, value in part.items() if key != "anyOf"}
     if not isinstance(choices := part.get("anyOf"), list) or not beside:
         return part
-    return {"anyOf": [all_in_one({"allOf": [each, beside]}) for each in choices]}
+    return {"anyOf": [each if each == {"type": "null"} else {"allOf": [each, beside]} for each in choices]}
+
+
+def complete_choices(part: Part) -> Part:
+    """Write each choice with its type: one that says only what is required would be another type, or no property."""
+    return alone(part) if "type" in part or part.keys() & _OF_OBJECTS else part
 
 
 def text_choices(part: Part) -> Part:
@@ -178,6 +181,7 @@ def _any_of(parts: list[Any]) -> Part:
 
 
 _CHOICES = frozenset({"anyOf", "oneOf", "allOf", "enum", "not", "if", "then", "else"})
+_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
 _KINDS: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number"}
 _PLAIN: Final[Part] = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
 _OPENAI_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
@@ -207,14 +211,14 @@ class Dialect:
     formats: tuple[str, ...] | None = None
     """Values of `format` that it knows, such as `date` and not `uri`. None: all."""
     inlines: bool = False
-    """It takes no references."""
+    """It takes neither references nor `allOf`."""
 
 
 DIALECTS: Mapping[DialectName, Dialect] = {
     "openai": Dialect((with_properties, merged), (with_items,), formats=_OPENAI_FORMATS),
     "openai-strict": Dialect(
         (with_properties, merged),
-        (all_in_one, typed, with_items, closed),
+        (complete_choices, typed, with_items, closed),
         refused=_NOT_STRICT,
         formats=_OPENAI_FORMATS,
         inlines=True,
@@ -222,7 +226,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "anthropic": Dialect((with_properties, merged), ()),
     "gemini": Dialect(
         (with_properties, merged),
-        (all_in_one, typed, with_items, one_type, alone, text_choices),
+        (one_type, typed, with_items, alone, text_choices),
         known=_GEMINI_KEYS,
         formats=("enum", "date-time", "int32", "int64", "float", "double"),
         inlines=True,
@@ -265,21 +269,40 @@ class _Writer:
     def _part(self, part: Any, inside: tuple[str, ...]) -> Any:
         self._left -= 1
         if not isinstance(part, dict):
-            return part if self._dialect.known is None else _PLAIN
-        if self._left < 0:
-            return _PLAIN
-        part, inside = self._resolved(part, inside)
-        for change in self._dialect.parts:
-            part = change(part)
+            return _PLAIN if self._dialect.inlines else part
+        is_written = False
+        while not is_written:
+            part, inside = self._in_one(part, inside) if self._dialect.inlines else (part, inside)
+            if self._left < 0:
+                return _PLAIN
+            for change in self._dialect.parts:
+                part = change(part)
+            # `one_type` leaves `allOf` in the place of a single choice
+            is_written = not self._dialect.inlines or "allOf" not in part
         refused, known, formats = self._dialect.refused, self._dialect.known, self._dialect.formats
         kept = {key: each for key, each in part.items() if key not in refused and (known is None or key in known)}
         if formats is not None and kept.get("format") not in formats:
             kept.pop("format", None)
         return with_parts(kept, lambda each: self._part(each, inside))
 
+    def _in_one(self, part: Part, inside: tuple[str, ...]) -> tuple[Part, tuple[str, ...]]:
+        """Write what `$ref` and `allOf` name as one schema, as far as it can be."""
+        made: Part = {}
+        todo: list[Any] = [part]
+        while todo and self._left >= 0:
+            self._left -= 1
+            each = todo.pop()
+            if isinstance(each, dict):
+                each, inside = self._resolved(each, inside)
+                some = each.pop("allOf", None)
+                todo += reversed(some) if isinstance(some, list) else ()
+                add_to(made, each)
+        return made, inside
+
     def _resolved(self, part: Part, inside: tuple[str, ...], *, inlines: bool = False) -> tuple[Part, tuple[str, ...]]:
         """Put what references name in their place. Of what contains itself, only the type stands there."""
         while (inlines or self._dialect.inlines) and isinstance(reference := part.get("$ref"), str):
+            self._left -= 1
             beside = {key: value for key, value in part.items() if key != "$ref"}
             target = pointed(self._schema, reference)
             target = target if isinstance(target, dict) else {}

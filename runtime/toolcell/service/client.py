@@ -56,7 +56,7 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
-from toolcell.sessions import SessionKwargs
+from toolcell.sessions import SessionKwargs, session_settings
 from toolcell.support import event_loop
 from toolcell.support.checks import brief, check_keywords, check_seconds, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
@@ -486,7 +486,8 @@ class Client(OpenedInBlock, CodeRuntime):
         """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
         check_keywords("session", options, SessionKwargs.__annotations__)
         given: dict[str, Any] = {**options, "name": name, "limits": wire_limits(options.get("limits"))}
-        given |= {each: float(given[each]) for each in ("cpu_s", "idle_s") if given.get(each) is not None}
+        settings = session_settings(Limits(), options)  # checks them
+        given |= {each: getattr(settings, each) for each in ("cpu_s", "idle_s") if given.get(each) is not None}
         tools, context = given.pop("tools", None), RunOptions(context=given.pop("context", None)).context
         return ClientSession(self, given, tools, context)
 

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "Session", "SessionKwargs", "SyncSession",
+    "Session", "SessionKwargs", "SyncSession", "session_settings",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sessions.blocking import SyncSession
     from toolcell.sessions.session import Session
-    from toolcell.sessions.settings import SessionKwargs
+    from toolcell.sessions.settings import SessionKwargs, session_settings
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "toolcell.sessions.blocking": "SyncSession",
             "toolcell.sessions.session": "Session",
-            "toolcell.sessions.settings": "SessionKwargs",
+            "toolcell.sessions.settings": "SessionKwargs session_settings",
         },
     )

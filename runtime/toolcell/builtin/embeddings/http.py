@@ -107,9 +107,11 @@ class HttpEmbeddings:
             try:
                 return await self._once(client, body)
             except _Failure as exc:
-                if not exc.retryable or attempt == self._attempts or exc.asked_s > MAX_WAIT_S:
-                    raise EmbeddingError(str(exc), retryable=exc.retryable) from exc.__cause__
+                is_last = not exc.retryable or attempt == self._attempts or exc.asked_s > MAX_WAIT_S
+                error = EmbeddingError(str(exc), retryable=exc.retryable)
                 wait_s = max(exc.asked_s, FIRST_WAIT_S * 2 ** (attempt - 1))
+            if is_last:
+                raise error  # outside of `except`: what led to it has the request's key and the whole answer
             await anyio.sleep(wait_s)
             attempt += 1
 

@@ -25,7 +25,7 @@ from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
-from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
+from toolcell.sandbox.kubernetes.pod_server import CURE, PodAddress, pack_settings
 from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of, weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.stream import NodeStream, start
@@ -375,8 +375,7 @@ class KubernetesBackend(Backend):
         try:
             if address.version != __version__:
                 raise SandboxUnavailable(
-                    f"the pod {pod.name} has toolcell {address.version}, and this is {__version__}: build the "
-                    "image again, and change the pool's template"
+                    f"the pod {pod.name} has toolcell {address.version}, and this is {__version__}: {CURE}"
                 )
             return await NodeStream.over(ours, f"the pod {pod.name}", address.key)
         except BaseException:

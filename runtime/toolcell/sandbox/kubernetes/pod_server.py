@@ -27,6 +27,8 @@ from toolcell.sandbox.process.contained_backend import ContainedBackend
 from toolcell.support.files import write_file
 
 END_S: Final = 10.0
+CURE: Final = "build the image again, and change the pool's template"
+"""What to do about pods of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,14 @@ class PodAddress:
         Raises:
             ValueError: it is something else.
         """
-        match msgpack.unpackb(data):
-            case [str(version), bytes(key)]:
+        try:
+            found = msgpack.unpackb(data)
+        except ValueError:  # it may have the key in it
+            found = None
+        match found:
+            case [str(version), bytes(key), *_]:  # other versions may say more
                 return cls(version, key)
-        raise ValueError(f"{data[:100]!r} is not the address of a pod")
+        raise ValueError(f"{len(data)} bytes that are not the address of a pod of toolcell {__version__}: {CURE}")
 
 
 def pack_settings(policy: Policy, preload: tuple[str, ...]) -> bytes:
