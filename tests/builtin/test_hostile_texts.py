@@ -71,6 +71,16 @@ async def test_an_embedding_service_that_says_the_key_again_tells_it_to_nobody()
             await provider.embed(["text"])
 
 
+async def test_an_api_key_with_a_line_break_is_not_in_the_error() -> None:
+    def quote(request: httpx.Request) -> httpx.Response:  # as httpx does once it is connected
+        raise httpx.LocalProtocolError(f"Illegal header value {request.headers['authorization'].encode()!r}")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(quote)) as client:
+        provider = HttpEmbeddings("m", 3, api_key="sk-1234567890\n", client=client, attempts=1)
+        with pytest.raises(EmbeddingError, match=r"LocalProtocolError: Illegal header value b'Bearer \[redacted\]"):
+            await provider.embed(["text"])
+
+
 @each_row("number", ["0x" + "f" * 5000, "1" + ":1" * 4000])
 @each_row("where", ["model: {}", "allowed-tools: [{}]", "metadata: {{tags: [{}]}}"])
 def test_a_number_in_front_matter_that_python_does_not_write_is_refused(where: str, number: str) -> None:

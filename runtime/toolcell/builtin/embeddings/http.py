@@ -58,7 +58,7 @@ class HttpEmbeddings:
         self._model = model
         self._dimensions = dimensions
         self._url = url.rstrip("/") + "/embeddings"
-        self._secrets = Secrets({"api_key": api_key} if len(api_key) >= 4 else {})
+        self._secrets = Secrets({"api_key": api_key.strip()} if len(api_key.strip()) >= 4 else {})
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = client
         self._attempts = attempts
@@ -124,7 +124,8 @@ class HttpEmbeddings:
                     if len(data) > MAX_ANSWER_BYTES:
                         raise _Failure(f"{what} gave more than {MAX_ANSWER_BYTES} bytes", retryable=False)
         except self._httpx.HTTPError as exc:
-            raise _Failure(f"{what} could not be reached: {type(exc).__name__}: {exc}") from exc
+            said = self._secrets.redact(str(exc))  # httpx quotes a header that has a line break
+            raise _Failure(f"{what} could not be reached: {type(exc).__name__}: {said}") from exc
         if (status := response.status_code) != 200:
             said = self._secrets.redact(data[:100_000].decode("utf-8", "replace"))  # some say the key again
             again = status in RETRIED
