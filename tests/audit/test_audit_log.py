@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -553,3 +554,27 @@ def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCa
 
     assert ledger.kinds() == RUN_KINDS
     assert "an audit sink failed" in caplog.text
+
+
+def test_a_flush_waits_until_another_thread_has_done_what_comes_after_its_write(tmp_path: Path) -> None:
+    has_begun, may_end, is_flushed = threading.Event(), threading.Event(), threading.Event()
+
+    def then() -> None:
+        has_begun.set()
+        may_end.wait(60)
+
+    def flush() -> None:
+        log.flush(wait=True)
+        is_flushed.set()
+
+    with AuditLog(tmp_path / "runs.db") as log:
+        log.keep("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", (), then)
+        threads = [threading.Thread(target=partial(log.flush, wait=True)), threading.Thread(target=flush)]
+        threads[0].start()
+        assert has_begun.wait(60)
+        threads[1].start()
+        assert not is_flushed.wait(0.2)
+        may_end.set()
+        for each in threads:
+            each.join(60)
+        assert is_flushed.is_set()

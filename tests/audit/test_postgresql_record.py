@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -17,9 +19,11 @@ import pytest
 from record_places import Way, connected, drop, record_url, rows, schema_of, way_to
 from toolcell import PoolConfig, RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditLog, HmacKey, Index, read_log_id, records, verify
+from toolcell.audit.postgres_record import glob_pattern
 from toolcell.control import Approve
 from toolcell.errors import AuditError, ResumeError, UsageError
 from toolcell.journal.database import SESSION, JournalDatabase, OpenJournal, UnderWay
+from toolcell.journal.store import JournalStore
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -360,6 +364,61 @@ def test_an_event_that_is_written_is_no_error_because_of_what_comes_after_it(
     assert verify(url, [KEY], strict=True).ok
 
 
+async def test_a_run_whose_task_is_cancelled_while_it_begins_is_not_kept_from_others(
+    url: str, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = JournalStore.write
+    has_begun, may_go_on, has_written = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: JournalStore, *args: Any) -> None:
+        has_begun.set()
+        may_go_on.wait(60)
+        write(self, *args)
+        has_written.set()
+
+    monkeypatch.setattr(JournalStore, "write", slow)
+    log = AuditLog(url, key=KEY)
+    async with Runtime(tools_of(way, []), record=log, pool=PoolConfig(warm=1)) as runtime:
+        task = asyncio.create_task(runtime.execute_code("1", context=RunContext(run_id="mine")))
+        await anyio.to_thread.run_sync(has_begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go_on.set()
+        has_written.wait(60)
+        for _ in range(600):
+            try:
+                log.lock("run", "mine").release()
+                break
+            except BlockingIOError:
+                await anyio.sleep(0.1)
+        else:
+            pytest.fail("the run is still locked")
+
+
+def test_a_pattern_means_the_same_as_in_sqlite(url: str) -> None:
+    texts = ["", "a", "b", "z", "-", "]", "[", "^", "a[]b", "a]b", "ab", "\\", "a\nb"]
+    with closing(sqlite3.connect(":memory:")) as ours, closing(connected(url)) as theirs:
+        for glob in (
+            "[",
+            "*[",
+            "a[]b",
+            "[z-a]",
+            "[a-z]",
+            "[^a]",
+            "[]-a]",
+            "[^]]*",
+            "[a-]",
+            "[^",
+            "a[]]b",
+            "[\\^-]",
+            "?*b",
+        ):
+            found = [ours.execute("SELECT ? GLOB ?", (text, glob)).fetchone()[0] for text in texts]
+            query = 'SELECT (%s::text COLLATE "C" ~ %s)::int'
+            assert found == [theirs.execute(query, (each, glob_pattern(glob))).fetchone()[0] for each in texts], glob
+
+
 WRONG = {
     "postgresql://ann:pa@ss@host/db": "not the URL",
     "postgresql://ann:pa/ss@host/db": "not the URL",
@@ -369,6 +428,9 @@ WRONG = {
     "postgresql://ann:pass@host/db?nonsense=1": "not the URL",
     "postgresql://ann:pass@host/db?schema=no-name": "schema=",
     "postgresql://ann:pass@127.0.0.1:1/db": "cannot write the record postgresql://ann@127.0.0.1:1/db.*check host",
+    "Postgresql://ann:pass@127.0.0.1:1/db": "cannot write the record postgresql://ann@127.0.0.1:1/db.*check host",
+    "postgresql+psycopg://ann:pass@host/db": "as libpq takes it",
+    "mysql://ann:pass@host/db": "as libpq takes it",
     "postgresql://127.0.0.1:1/db?password=pass&user=ann": "check host, port, user, password",
 }
 
@@ -386,8 +448,9 @@ async def test_a_url_that_cannot_work_is_an_error_without_the_password(given: st
 
 
 def test_a_url_that_became_a_path_makes_no_folder() -> None:
-    with pytest.raises(UsageError, match="not as a Path"):
-        Runtime(record=Path("postgresql://host/db"))
+    for given in ("postgresql://host/db", "postgresql+psycopg://host/db", "Postgres://host/db"):
+        with pytest.raises(UsageError, match="not as a Path"):
+            Runtime(record=Path(given))
 
 
 def test_without_psycopg_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

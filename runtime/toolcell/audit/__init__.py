@@ -12,7 +12,7 @@ __all__ = [
     "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "Place", "RecordConfig", "RecordDatabase",
     "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange", "RunSummary", "Searched", "ShownCall",
     "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "compare_runs",
-    "database_of", "default_key_path", "exporting_sink", "is_url", "json_line", "jsonable", "key_ranges",
+    "database_of", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
     "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
     "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line", "verify",
     "visible",
@@ -21,7 +21,7 @@ __all__ = [
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import RecordConfig, ToolContent
-    from toolcell.audit.databases import Place, database_of, is_url, read_log_id
+    from toolcell.audit.databases import Place, database_of, read_log_id
     from toolcell.audit.events import lines_of, unreadable_line
     from toolcell.audit.filters import Filter
     from toolcell.audit.html import (
@@ -63,7 +63,7 @@ else:
         __name__,
         {
             "toolcell.audit.config": "RecordConfig ToolContent",
-            "toolcell.audit.databases": "Place database_of is_url read_log_id",
+            "toolcell.audit.databases": "Place database_of read_log_id",
             "toolcell.audit.events": "lines_of unreadable_line",
             "toolcell.audit.filters": "Filter",
             "toolcell.audit.html": ("TRUST_TEXTS ShownCall ShownLine ShownRun shown_text to_html visible"),

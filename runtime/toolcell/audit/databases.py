@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
@@ -19,7 +20,7 @@ Place = str | os.PathLike[str] | RecordDatabase
 
 def is_url(place: Place) -> TypeGuard[str]:
     """Return whether this names a PostgreSQL database, and not a file."""
-    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+    return isinstance(place, str) and place.partition("://")[0].lower() in ("postgresql", "postgres") and "://" in place
 
 
 def database_of(place: Place) -> RecordDatabase:
@@ -33,8 +34,13 @@ def database_of(place: Place) -> RecordDatabase:
     if not os.fspath(place):
         raise UsageError("a record's file needs a name, such as 'runs.db'")
     if is_url(place):
-        return PostgresRecord(place)
-    if os.fspath(place).startswith(("postgresql:", "postgres:")):
+        scheme, _, rest = place.partition("://")
+        return PostgresRecord(f"{scheme.lower()}://{rest}")
+    if isinstance(place, str) and "://" in place:  # there may be a password in it
+        raise UsageError(
+            "record=: write a file, or the URL of a PostgreSQL database as libpq takes it: postgresql://..."
+        )
+    if re.match(r"postgres(ql)?[\w+.-]*:", os.fspath(place), re.IGNORECASE):
         raise UsageError("record=: write the URL of a PostgreSQL database as text, postgresql://..., not as a Path")
     return SqliteRecord(Path(place))
 

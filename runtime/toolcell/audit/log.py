@@ -465,16 +465,16 @@ class AuditLog:
         self._seq, self._last_hash = attempt.seq, attempt.last_hash
         self._unsure.clear()
         for each in attempt.queued:
-            if self._queue and self._queue[0] is each:
-                self._queue.popleft()
-            elif each in self._queue:  # else whoever waited for it gave up
-                self._queue.remove(each)
             if type(each) is _Rows:
                 if each.lock is not None:
                     each.lock.written = each.last[0]
                     each.lock.attempted.clear()
                 if each.then is not None:
                     each.then()
+            if self._queue and self._queue[0] is each:  # only now: who finds nothing in the queue waits for nobody
+                self._queue.popleft()
+            elif each in self._queue:  # else whoever waited for it gave up
+                self._queue.remove(each)
         for event in attempt.events if self._sinks else ():
             call_sinks(self._sinks, event.kind, self._chain, event.seq, event.run, event.at_ns, event.body)
 

@@ -115,15 +115,36 @@ def _value(given: Any) -> Any:
 
 def glob_pattern(glob: str) -> str:
     """Return the regular expression of PostgreSQL's that means the same as a pattern of SQLite's GLOB."""
-    parts = re.findall(r"\[\^?\]?[^\]]*\]|.", glob, re.DOTALL)
-    simple = {"*": ".*", "?": "."}
-    return "^(?:" + "".join(
-        simple.get(each) or (_class(each) if len(each) > 1 else re.escape(each)) for each in parts
-    ) + ")$"  # fmt: skip
+    simple, parts, at = {"*": ".*", "?": "."}, [], 0
+    while at < len(glob):
+        each, at = glob[at], at + 1
+        if each != "[":
+            parts.append(simple.get(each) or re.escape(each))
+            continue
+        start = at + glob.startswith("^", at)
+        if (end := glob.find("]", start + 1)) < 0:
+            return "$."  # it matches nothing
+        parts.append(f"[{glob[at:start]}{_class(glob[start:end])}]")
+        at = end + 1
+    return f"^(?:{''.join(parts)})$"
 
 
 def _class(text: str) -> str:
-    return text.replace("\\", "\\\\")
+    """Return characters and ranges as PostgreSQL's brackets have them. A range that is empty is its first character."""
+    parts, before, at = [], "", 0
+    while at < len(text):
+        each, at = text[at], at + 1
+        if each == "-" and before and at < len(text):
+            parts += [f"{_escaped(before)}-{_escaped(text[at])}"] if before <= text[at] else []
+            before, at = "", at + 1
+        else:
+            parts.append(_escaped(each))
+            before = "" if at == 1 and each == "]" else each
+    return "".join(parts)
+
+
+def _escaped(each: str) -> str:
+    return f"\\{each}" if each in "\\]^-[" else each
 
 
 class PostgresConnection:

@@ -375,19 +375,20 @@ class Index:
         Raises:
             ValueError: a row is no event.
         """
-        yield from store.events(self._db, "writer = ? AND n BETWEEN ? AND ?", chain, first, last)
+        with self._database.translated():
+            yield from store.events(self._db, "writer = ? AND n BETWEEN ? AND ?", chain, first, last)
 
     def head_after(self, chain: str, seq: int) -> Head | None:
         """Return the first checkpoint of an event or one after it."""
-        rows = self._db.execute(
-            f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n",
-            (chain, seq, PRUNED),
-        )
-        return next((head for row in rows if (head := head_of(self._log, row)) is not None), None)
+        query = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n"
+        with self._database.translated():
+            rows = self._db.execute(query, (chain, seq, PRUNED))
+            return next((head for row in rows if (head := head_of(self._log, row)) is not None), None)
 
     def blob(self, digest: str) -> bytes | None:
         """Return what many runs share; None where it was pruned, or is not what the digest says."""
-        row = self._db.execute("SELECT bytes FROM blob WHERE sha256 = ?", (digest,)).fetchone()
+        with self._database.translated():
+            row = self._db.execute("SELECT bytes FROM blob WHERE sha256 = ?", (digest,)).fetchone()
         is_right = row is not None and type(row[0]) is bytes and bytes_digest(row[0]) == digest
         return row[0] if is_right else None
 

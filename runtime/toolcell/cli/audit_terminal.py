@@ -35,7 +35,6 @@ from toolcell.audit import (
     Verifier,
     database_of,
     default_key_path,
-    is_url,
     json_line,
     key_ranges,
     load_verifier,
@@ -126,7 +125,7 @@ def split_target(target: list[str]) -> tuple[RecordDatabase, str]:
         raise UsageError(f"expected a record and a run, not {' '.join(target)}")
     if len(target) == 1 and target[0].endswith(".json") and os.path.isfile(target[0]):
         raise UsageError(f"{target[0]} is a file and no RUN; `toolcell audit verify {target[0]}` checks a receipt")
-    if len(target) == 1 and (target[0].endswith("/") or is_url(target[0]) or os.path.isfile(target[0])):
+    if len(target) == 1 and (target[0].endswith("/") or "://" in target[0] or os.path.isfile(target[0])):
         target = [database_of(target[0]).place]
         why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
         raise UsageError(f"RUN is missing: {target[0]} is taken for the record, which comes before RUN; {why}")

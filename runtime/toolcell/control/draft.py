@@ -78,7 +78,7 @@ class Draft(DryRun):
         self.scripts: list[str] = []
         """That ran as dry runs of it: whoever decides about the effects reads where they come from."""
         self.kept_in: str | None = None
-        """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
+        """Place of the record that has it. Whoever commits it notes so there, and nobody commits it without that."""
         self.count = 0
         """Effects in all, those included whose preview failed."""
         self._ids: set[str] = set()

@@ -198,7 +198,7 @@ def check_place(store: JournalStore, draft: Draft) -> None:
     """
     path = draft.kept_in
     if path is not None and (not store.is_durable or store.database.place != path):
-        raise UsageError(f"draft {draft.id} is kept in {path}: use Runtime(record=...) with that file")
+        raise UsageError(f"draft {draft.id} is kept in {path}: use Runtime(record=...) with that record")
     if path is not None and not is_kept(store, draft.id):
         raise UsageError(
             f"draft {draft.id} is not in {path} any more, so nobody knows whether it was committed; make another one"

@@ -211,7 +211,7 @@ class ScriptRuns:
         from toolcell.control.journaled_calls import JournaledCalls
         from toolcell.control.script_header import continued_context, script_of
 
-        header, run = journal.header, None
+        header, is_joined = journal.header, False
         journal.begin_again()
         try:
             context = continued_context(journal, context)
@@ -227,7 +227,8 @@ class ScriptRuns:
                     repaired=header["repairs"],
                 )
             )
+            is_joined = True
             return await self._runs.execute(run)
         finally:
-            if run is None:
+            if not is_joined:
                 self._journals().put_down(journal)

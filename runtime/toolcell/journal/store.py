@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -141,15 +143,29 @@ class JournalStore:
         return Journal(ident)
 
     async def begin(self, journal: Journal, *, is_large: bool, is_unknown: bool = False) -> None:
-        """Write the header of a journal as `write` does, and a large one in a thread.
+        """Write the header of a journal as `write` does, and a large one in a thread. Whoever cancels it puts it down.
 
         Raises:
             UsageError: the file cannot be written.
         """
-        if is_large:
-            await daemon_threads.run_large(self.write, journal, is_unknown)
-        else:
-            await self.call(self.write, journal, is_unknown)
+        turn, is_written, is_given_up = threading.Lock(), False, False
+
+        def write() -> None:
+            nonlocal is_written
+            self.write(journal, is_unknown)
+            with turn:
+                is_written, is_late = True, is_given_up
+            if is_late:
+                self.put_down(journal)
+
+        try:
+            await (daemon_threads.run_large(write) if is_large else self.call(write))
+        except asyncio.CancelledError:  # asyncio's own: a thread that writes goes on
+            with turn:
+                is_given_up, is_ours = True, is_written
+            if is_ours:
+                self.put_down(journal)
+            raise
 
     def write(self, journal: Journal, is_unknown: bool = False) -> None:
         """Write the header of a journal to the record, and each later entry. `is_unknown`: as for `OpenJournal`.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator
 
-from toolcell.audit import RecordConfig, is_url
+from toolcell.audit import RecordConfig
 from toolcell.config import KIB, MIB, Limits, Policy, PoolConfig
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
@@ -39,7 +39,7 @@ def check_algorithms(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _place(given: Any) -> Any:
     """Return a file as a path, so that a URL is told from it."""
-    return Path(given) if isinstance(given, str) and not is_url(given) else given
+    return Path(given) if isinstance(given, str) and "://" not in given else given
 
 
 class OidcConfig(SettingsModel):
