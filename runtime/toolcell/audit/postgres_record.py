@@ -24,10 +24,11 @@ SCHEMA: Final = "toolcell_record"
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 MAKE_LOCK: Final = 0x746F6F6C
 """Number of the advisory lock under which tables are made, together with the schema's name."""
-ROWS_AT_ONCE: Final = (16, 1000)
-"""Rows that a scan of the record fetches in its first piece, and at most."""
+ROWS_AT_ONCE: Final = 1000
+"""Rows that a scan of the record fetches in one piece, at most. The first piece is one row, and each next one up to
+four times as many."""
 FETCH_BYTES: Final = 512 * 1024
-"""Once a piece has as many, the next one is no longer."""
+"""What is wanted in one piece, as far as the rows before tell."""
 
 HOLDERS: Final = (
     "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = ? AND objid::bigint = ? "
@@ -267,11 +268,11 @@ class _Scan:
         return [*self]
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        count, most = ROWS_AT_ONCE
+        count = 1
         while rows := self.fetchmany(count):
             yield from rows
             size = sum(len(each) for row in rows for each in row if type(each) in (bytes, str))
-            count = min(2 * count, most) if 2 * size <= FETCH_BYTES else max(1, min(count, count * FETCH_BYTES // size))
+            count = max(1, min(4 * count, ROWS_AT_ONCE, count * FETCH_BYTES // max(size, 1)))
 
     def close(self) -> None:
         self._is_over = True
