@@ -224,8 +224,9 @@ def comparable(result: ExecutionResult) -> dict[str, Any]:
     plain["abandoned"] = [each.tool for each in result.abandoned]
     if result.error is not None:
         limit_value = float(result.error.limit_value) if result.error.limit_value is not None else None
+        # The line of a script whose time was up is known if it said so soon enough.
         measured: dict[str, Any] = (
-            {"message": "", "used": None} if result.error.limit in ("memory_bytes", "wall_s") else {}
+            {"message": "", "used": None, "line": None} if result.error.limit in ("memory_bytes", "wall_s") else {}
         )
         plain["error"] = dataclasses.replace(result.error, limit_value=limit_value, **measured)
     return plain

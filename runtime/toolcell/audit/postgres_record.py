@@ -438,7 +438,7 @@ class PostgresRecord(RecordDatabase):
             (each.split()[2], name, COLUMN_TYPES[kind])
             for each in TABLES
             if each.startswith("CREATE TABLE")
-            for name, kind in re.findall(r"(\w+) (TEXT|INTEGER|BLOB|REAL)\b", each)
+            for name, kind in re.findall(r"\b(\w+) (TEXT|INTEGER|BLOB|REAL)\b", each)
         }
         query = "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = %s"
         there = {each for each in connection.execute(query, (self.schema,)).fetchall() if each[0] in names}
