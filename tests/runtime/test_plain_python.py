@@ -131,7 +131,7 @@ os.chdir("top")
 for _ in range(1100):
     os.mkdir("d")
     os.chdir("d")
-    if _ == 500:
+    if _ == 450:
         open("found.txt", "w").close()
 os.chdir(start)
 open("top/first.txt", "w").close()

@@ -188,7 +188,7 @@ def copy_of(workspace: Workspace, most_bytes: int) -> Copy:
                 parse_path(entry.path)
                 directories.append(entry.path)
             elif entry.kind == "file":
-                if len(entry.path.encode()) > MAX_NAME_BYTES:
+                if len(os.fsencode(entry.path)) > MAX_NAME_BYTES:
                     raise ToolError("no name of an input file")
                 data = workspace.read(entry.path)
                 total += len(data)
