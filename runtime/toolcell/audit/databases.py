@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 from toolcell.audit import store
-from toolcell.audit.postgres_record import PostgresRecord
 from toolcell.audit.sqlite_record import SqliteRecord
 from toolcell.audit.store import RecordDatabase
 from toolcell.errors import UsageError
@@ -34,6 +33,8 @@ def database_of(place: Place) -> RecordDatabase:
     if not os.fspath(place):
         raise UsageError("a record's file needs a name, such as 'runs.db'")
     if is_url(place):
+        from toolcell.audit.postgres_record import PostgresRecord
+
         scheme, _, rest = place.partition("://")
         return PostgresRecord(f"{scheme.lower()}://{rest}")
     if isinstance(place, str) and "://" in place:  # there may be a password in it

@@ -15,7 +15,17 @@ from typing import Any, Final, cast
 
 from toolcell.audit.filters import Glob
 from toolcell.audit.sqlite_record import make_tables
-from toolcell.audit.store import LOCK_S, TABLES, VERSION, BadInput, Lock, RecordDatabase, lock_number, storable
+from toolcell.audit.store import (
+    LOCK_S,
+    TABLE_NAMES,
+    TABLES,
+    VERSION,
+    BadInput,
+    Lock,
+    RecordDatabase,
+    lock_number,
+    storable,
+)
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.lazy import needed
 
@@ -343,19 +353,19 @@ class PostgresRecord(RecordDatabase):
         return self._opened(is_reader=True)
 
     def _opened(self, *, is_reader: bool) -> PostgresConnection:
-        ids: list[object] = []
+        first: list[object] = []
 
         def connect() -> Any:
             connection = self._psycopg.connect(**self._settings, autocommit=True)
             try:
-                self._prepare(connection, may_make=not is_reader and not ids, is_reader=is_reader)
-                ids.append(connection.execute("SELECT value FROM about WHERE key = 'record'").fetchone())
-                if ids[-1] != ids[0]:
-                    ids.pop()
+                self._prepare(connection, may_make=not is_reader and not first, is_reader=is_reader)
+                found = connection.execute("SELECT value FROM about WHERE key = 'record'").fetchone()
+                if first and found != first[0]:
                     raise AuditError(f"{self.place} has another record now than the one that was opened; open it again")
             except BaseException:
                 connection.close()
                 raise
+            first[:] = [found]
             return connection
 
         try:
@@ -430,18 +440,16 @@ class PostgresRecord(RecordDatabase):
             raise BadInput(f"there is no record in {self.place}")
         version = connection.execute("SELECT value FROM about WHERE key = 'version'").fetchone()
         self.check_version(int(version[0]) if version is not None and version[0].isdigit() else VERSION + 1)
-        names = {each.split()[2] for each in TABLES if each.startswith("CREATE TABLE")}
-        for name in sorted(names | {each for each in found if not each.startswith("x_")}):
-            if name not in names or found.get(name) != ("r", False):
+        for name in sorted({*TABLE_NAMES, *(each for each in found if not each.startswith("x_"))}):
+            if name not in TABLE_NAMES or found.get(name) != ("r", False):
                 raise AuditError(f"the tables of the record {self.place} are not those that toolcell makes: {name!r}")
         columns = {
             (each.split()[2], name, COLUMN_TYPES[kind])
             for each in TABLES
-            if each.startswith("CREATE TABLE")
             for name, kind in re.findall(r"\b(\w+) (TEXT|INTEGER|BLOB|REAL)\b", each)
         }
         query = "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = %s"
-        there = {each for each in connection.execute(query, (self.schema,)).fetchall() if each[0] in names}
+        there = {each for each in connection.execute(query, (self.schema,)).fetchall() if each[0] in TABLE_NAMES}
         if there != columns:
             other = sorted(there ^ columns)[0]
             raise AuditError(f"the tables of the record {self.place} are not those that toolcell makes: {other}")
@@ -541,12 +549,10 @@ class PostgresRecord(RecordDatabase):
         """Copy every row to a new SQLite file, as they are at one moment."""
         make_tables(copy)
         db.execute("BEGIN")
-        for statement in TABLES:
-            if statement.startswith("CREATE TABLE"):
-                table = statement.split()[2]
-                columns = len(copy.execute(f"SELECT * FROM {table} LIMIT 0").description)
-                rows = db.execute(f"SELECT * FROM {table}")
-                copy.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})", rows)
+        for table in TABLE_NAMES:
+            columns = len(copy.execute(f"SELECT * FROM {table} LIMIT 0").description)
+            rows = db.execute(f"SELECT * FROM {table}")
+            copy.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})", rows)
         copy.commit()
         db.execute("COMMIT")
 

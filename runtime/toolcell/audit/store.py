@@ -50,6 +50,8 @@ TABLES: Final = (
     "signature BLOB, PRIMARY KEY (writer, n, reason)) WITHOUT ROWID",
 )
 
+TABLE_NAMES: Final = tuple(each.split()[2] for each in TABLES if each.startswith("CREATE TABLE"))
+
 VIEWS: Final = {
     "run": "writer, n",
     "call": "writer, run, number",
