@@ -19,6 +19,7 @@ import anyio.lowlevel
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
+from toolcell import SyncRuntime
 from toolcell.audit import records, store
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
@@ -477,6 +478,19 @@ def test_a_key_that_is_away_when_its_log_is_closed_is_named(ledger: Ledger, monk
 
     assert ledger.verify().ok
     assert unsigned == {0, 5}  # the next writer does not sign what this one could not
+
+
+def test_a_record_stays_where_it_is_when_the_program_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with SyncRuntime(record="runs.db") as runtime:
+        monkeypatch.chdir(tmp_path / "other")
+        result = runtime.execute_code("set_result(1)", context=RunContext(run_id="one"))
+
+    assert result.value == 1
+    assert (tmp_path / "runs.db-lock").exists() and not [*(tmp_path / "other").iterdir()]
 
 
 def test_a_log_without_a_name_is_not_the_current_directory() -> None:

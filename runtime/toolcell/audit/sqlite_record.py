@@ -30,8 +30,11 @@ class SqliteRecord(RecordDatabase):
     errors = (sqlite3.Error, UnicodeDecodeError)
 
     def __init__(self, path: Path) -> None:
-        self.file = self._path = path
         self.place = str(path)
+        try:
+            self.file = self._path = path.absolute()  # also when the working directory is another one later
+        except FileNotFoundError as exc:
+            raise BadInput(f"there is no record {path}: the working directory is gone") from exc
         self._inode = (0, 0)
 
     # Opening
@@ -62,14 +65,15 @@ class SqliteRecord(RecordDatabase):
             db.execute("PRAGMA busy_timeout = 0")
 
         if path.is_dir():
-            raise BadInput(f"{path} is a folder, and a record is a file: name one, such as {path / 'runs.db'}")
+            one = Path(self.place) / "runs.db"
+            raise BadInput(f"{self.place} is a folder, and a record is a file: name one, such as {one}")
         try:
             return connect(path, prepare)
         except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
-            raise BadInput(f"cannot write the record {path}: {self._why_unwritable(exc)}") from exc
+            raise BadInput(f"cannot write the record {self.place}: {self._why_unwritable(exc)}") from exc
 
     def _why_unwritable(self, exc: Exception) -> str:
-        folder = self._path.absolute().parent
+        folder = self._path.parent
         with suppress(OSError):
             if os.statvfs(folder).f_flag & os.ST_RDONLY:
                 return "its file system is read-only"
@@ -82,12 +86,12 @@ class SqliteRecord(RecordDatabase):
         path = self._path
         try:
             if not path.is_file():
-                raise BadInput(f"there is no record {path}{_is_a_folder(path)}")
-            check_folder(path.absolute())
+                raise BadInput(f"there is no record {self.place}{_is_a_folder(path)}")
+            check_folder(path)
             check_files_beside(path)
-            quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+            quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
             # Where no file can be made beside it, none is written either: SQLite need not look for changes.
-            is_fixed = not os.access(path.absolute().parent, os.W_OK) and not Path(f"{path}-wal").exists()
+            is_fixed = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
             mode = "mode=ro&immutable=1" if is_fixed else "mode=ro"
             db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
             db.text_factory = text
@@ -95,7 +99,7 @@ class SqliteRecord(RecordDatabase):
                 db.execute("PRAGMA trusted_schema = OFF")
                 db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
                 if not _is_ours(db):
-                    raise BadInput(f"{path} is not a record of toolcell's")
+                    raise BadInput(f"{self.place} is not a record of toolcell's")
                 self._check_schema(db)
                 for statement in PLAIN_ROWS:
                     db.execute(statement)
@@ -104,11 +108,11 @@ class SqliteRecord(RecordDatabase):
                 raise
             return db
         except (StoreError, OSError, sqlite3.Error, UnicodeDecodeError) as exc:
-            raise BadInput(f"cannot read the record {path}: {self.why(exc)}") from exc
+            raise BadInput(f"cannot read the record {self.place}: {self.why(exc)}") from exc
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
         if db.execute("SELECT 1 FROM sqlite_master").fetchone() or 0 < self._path.stat().st_size < 512:
-            raise BadInput(f"{self.file} is another database, or none; nothing was changed, give another path")
+            raise BadInput(f"{self.place} is another database, or none; nothing was changed, give another path")
         make_tables(db)
         db.execute(
             "INSERT INTO about VALUES ('record', ?), ('tokens', ?)", (os.urandom(16).hex(), os.urandom(32).hex())
@@ -124,7 +128,7 @@ class SqliteRecord(RecordDatabase):
         }
         if found != set(TABLES):
             extra = next(iter(found ^ set(TABLES)))
-            raise AuditError(f"the tables of the record {self.file} are not those that toolcell makes: {extra!r:.100}")
+            raise AuditError(f"the tables of the record {self.place} are not those that toolcell makes: {extra!r:.100}")
 
     # Writing
 
@@ -155,9 +159,9 @@ class SqliteRecord(RecordDatabase):
         try:
             status = os.stat(self._path)
         except OSError as exc:
-            raise AuditError(f"cannot write the record {self.file}: it was removed ({exc.strerror})") from exc
+            raise AuditError(f"cannot write the record {self.place}: it was removed ({exc.strerror})") from exc
         if (status.st_dev, status.st_ino) != self._inode:
-            raise AuditError(f"cannot write the record {self.file}: another file was put in its place")
+            raise AuditError(f"cannot write the record {self.place}: another file was put in its place")
 
     def sync(self) -> None:
         """Bring the write-ahead log to the disk. It is opened beside SQLite, which has no lock on it that closing it
@@ -242,7 +246,7 @@ class SqliteRecord(RecordDatabase):
 
     def _open_locks(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(f"{self._path.absolute()}{LOCKS}", flags, 0o600)
+        return os.open(f"{self._path}{LOCKS}", flags, 0o600)
 
 
 _AT_ONCE: Final = nullcontext()

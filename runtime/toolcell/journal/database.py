@@ -85,7 +85,7 @@ class JournalDatabase:
 
     def __init__(self, log: AuditLog) -> None:
         self.log, self.config, self.database = log, log.config, log.database
-        self.file = self.database.file.absolute() if self.database.file is not None else None
+        self.file = self.database.file
         self.place = str(self.file or self.database.place)
         """Names the record in messages."""
         self._lock = threading.Lock()
