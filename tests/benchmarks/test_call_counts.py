@@ -11,7 +11,7 @@ from benchmarks.count_calls import registry as few_tools
 from benchmarks.sessions import count
 
 from toolcell import Limits, ToolRegistry
-from toolcell.run.run import run_message
+from toolcell.run.run import Script
 from toolcell_bridge.wire import codec
 from toolcell_bridge.wire.framing import HEADER_BYTES
 
@@ -85,7 +85,7 @@ def test_what_is_sent_with_a_script_has_as_many_elements_with_many_tools_as_with
     elements = list[int]()
     for number in range(100):
         looked_at(registry, number)
-        message = run_message(1, "", limits=Limits(), tools=registry.names_text())
+        message = Script(source="", limits=Limits()).message(1, tools=registry.names_text())
         elements.append(codec.MESSAGES.decode_counted(codec.MESSAGES.encode(message)[HEADER_BYTES:])[1])
 
     assert len({*elements}) == 1

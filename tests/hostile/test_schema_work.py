@@ -33,7 +33,7 @@ from toolcell.calls.schema_walk import ValueCheck
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.mcp.answers import as_tool_result, mismatch_of
 from toolcell.mcp.catalogue import McpCatalogue, Selection
-from toolcell.run.run import run_message
+from toolcell.run.run import Script
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.support.host_work import HostWork
 from toolcell.support.vocabulary import words
@@ -288,7 +288,7 @@ MARKS = "a" + "\u0300\u0323" * 50_000
 
 def name_of_an_input(name: str) -> None:
     with pytest.raises(UsageError, match="which Python reads as"):
-        run_message(1, "1", limits=Limits(), inputs={name: 1})
+        Script(source="1", limits=Limits(), inputs={name: 1}).message(1)
 
 
 @each_row(

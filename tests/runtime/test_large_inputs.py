@@ -9,9 +9,8 @@ import pytest
 
 from toolcell import Outcome, Runtime, UsageError
 from toolcell.calls.values import is_large
-from toolcell.run import runs as runs_module
 from toolcell.run.connection import GuestConnection
-from toolcell.run.run import LARGE
+from toolcell.run.run import LARGE, Script
 from toolcell_bridge.wire.messages import RunScript
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
@@ -23,7 +22,7 @@ MANY = 2 * LARGE
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The thread that makes the message of a script, and the one that packs it."""
     seen: dict[str, int] = {}
-    make, post = runs_module.run_message, GuestConnection.post
+    make, post = Script.message, GuestConnection.post
 
     def make_noted(*args: Any, **options: Any) -> RunScript:
         seen["check"] = threading.get_ident()
@@ -34,7 +33,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
             seen["pack"] = threading.get_ident()
         return post(self, message)
 
-    monkeypatch.setattr(runs_module, "run_message", make_noted)
+    monkeypatch.setattr(Script, "message", make_noted)
     monkeypatch.setattr(GuestConnection, "post", post_noted)
     return seen
 

@@ -10,7 +10,7 @@ from toolcell import Limits, RunContext, ToolRegistry
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import RunHandlers
 from toolcell.run.output import RunOutput
-from toolcell.run.run import Run, Script, run_message
+from toolcell.run.run import Run, Script
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import FilePart, Log, Result
@@ -40,9 +40,8 @@ async def output(printed: list[tuple[str, str]]) -> RunOutput:
     sandbox: Any = DeadSandbox()
     connection = GuestConnection(sandbox)
     connection.wire.message_bytes = 1_000_000
-    message = run_message(1, "", limits=LIMITS)
     script, handlers = Script(source="", limits=LIMITS), RunHandlers(on_log=lambda *what: printed.append(what))
-    run = Run(script, ToolRegistry(), RunContext(), message, work=HostWork(2**20), handlers=handlers)
+    run = Run(script, ToolRegistry(), RunContext(), script.message(1), work=HostWork(2**20), handlers=handlers)
     return RunOutput(run, connection, lambda call: None)
 
 

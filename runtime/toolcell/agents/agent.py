@@ -32,7 +32,7 @@ from toolcell.control import (
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
 from toolcell.results import RevertResult, Suspension
-from toolcell.run import OnApproval, check_on_approval
+from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
 from toolcell.support.checks import check_kind, keywords_known, suggestion
@@ -102,7 +102,7 @@ class Agent:
         """`repair`: a script after one that failed gets the answers of the calls that were made already.
         `on_approval="suspend"`: a call that needs approval suspends the run, for `resume`; `"deny"` refuses it."""
         _check_options(config)
-        check_on_approval(on_approval)
+        RunOptions(on_approval=on_approval)  # checks it
         self._on_approval = on_approval
         runtime: object = code_execution
         self._store = runtime.journals if isinstance(runtime, Runtime) else JournalStore(None)

@@ -48,6 +48,9 @@ from toolcell.support.checks import text_of
 from toolcell.support.log import logger_of
 from toolcell.support.text import cut_bytes, one_line
 from toolcell_bridge.guest.pictures import picture_type
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue
+from toolcell_bridge.wire.messages import ToolFail
 
 _NOT_DATA = frozenset({Text, Image, File})
 
@@ -155,6 +158,24 @@ def told_failure(result: ToolResult) -> str:
     if not is_unexpected(result) or result.error is None:
         return result.text
     return _UNEXPECTED[ErrorCode(result.error.code)].format(type(result.exc).__name__)
+
+
+def failure(call_id: int, result: ToolResult) -> ToolFail:
+    """Return a failed result as the guest may see it: never an exception's own text or traceback."""
+    error = result.error
+    assert error is not None
+    if is_unexpected(result):
+        return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
+    try:
+        details = to_plain(dict(error.details), "details")
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        return unsendable(call_id, "no_result", exc)
+    return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
+
+
+def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
+    """Return the answer to a call whose result cannot be sent."""
+    return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, {})
 
 
 def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:

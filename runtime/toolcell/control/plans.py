@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.calls.call import Block, Call, CallableTools, RunContext
+from toolcell.calls.finalize import failure
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.result import Status, ToolResult
@@ -27,7 +28,6 @@ from toolcell.journal.ledger import Journal, pending_of
 from toolcell.journal.replay import JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, PendingCall, Suspension
-from toolcell.run.calls import failure
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support.packing import value_digest

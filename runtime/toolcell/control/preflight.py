@@ -15,7 +15,7 @@ from toolcell.config import Limits
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.results.effects import PlannedCall, Preflight
-from toolcell.run.run import Run, Script, run_message, sendable
+from toolcell.run.run import Run, Script, sendable
 from toolcell.support.checks import check_kind, did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 from toolcell_bridge.guest.tool_names import python_path
@@ -41,8 +41,8 @@ def preflight_run(number: int, source: str, limits: Limits, tools: CallableTools
     check_kind("source", source, str)
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})
     inputs = {"source": sendable(source)}
-    message = run_message(number, SCRIPT, inputs=inputs, limits=limits)
-    return Run(Script(source=SCRIPT, limits=limits), tools, RunContext(), message)
+    script = Script(source=SCRIPT, inputs=inputs, limits=limits)
+    return Run(script, tools, RunContext(), script.message(number))
 
 
 def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:

@@ -23,7 +23,7 @@ from toolcell.control import ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult
-from toolcell.run import OnApproval, check_on_approval
+from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support.checks import brief, check_kind
@@ -237,7 +237,7 @@ class GraphScripts:
         on_approval: OnApproval,
         reviews: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        check_on_approval(on_approval)
+        RunOptions(on_approval=on_approval)  # checks it
         self._given, self._place, self._tools, self._limits = runtime, place, tools, limits
         self._on_approval, self._reviews = on_approval, reviews
 

@@ -20,7 +20,7 @@ from toolcell.control import ResumeDecision
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult, Outcome, PendingCall
-from toolcell.run import OnApproval, check_on_approval
+from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support import daemon_threads
@@ -128,7 +128,7 @@ def code_execution_tool(
         RegistrationError: a tool's name is taken, or its definition is wrong.
     """
     check_kind("runtime", runtime, Runtime, Session, cure="write code_execution_tool(Runtime(...)), and open it")
-    check_on_approval(on_approval)
+    RunOptions(on_approval=on_approval)  # checks it
     scripts = _Scripts(runtime, registry_with(_home(runtime).registry, tools), limits, on_approval)
     offered = scripts.registry.state.visible
     description = description_override or describe_code(offered, described_sandbox(_home(runtime)))

@@ -22,7 +22,7 @@ from toolcell.integrations.base import (
     tools_with,
 )
 from toolcell.results import ExecutionResult, Outcome, Suspension
-from toolcell.run import OnApproval, check_on_approval
+from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support.checks import check_kind
 from toolcell.tools import CODE_SCHEMA, Approve, Deny, Origin, ToolRegistry, ToolSpec, describe_code, described_sandbox
@@ -86,7 +86,7 @@ class CodeModeToolset(WrapperToolset[Any]):
         on_approval: OnApproval = "suspend",
         **options: Any,
     ) -> None:
-        check_on_approval(on_approval)
+        RunOptions(on_approval=on_approval)  # checks it
         check_kind("CodeModeToolset(wrapped)", wrapped, AbstractToolset, type(None), cure=_CURE)
         super().__init__(CombinedToolset([]) if wrapped is None else wrapped)
         self._owner = RuntimeOwner(runtime, options)

@@ -17,7 +17,7 @@ import anyio
 
 from toolcell.calls.call import RunContext
 from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.finalize import is_unexpected, told_failure
+from toolcell.calls.finalize import failure, unsendable
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.uploads import Uploads
@@ -329,11 +329,6 @@ def _converted(answer: Answer) -> Answer:
         return unsendable(answer.id, "no_result", exc)
 
 
-def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
-    """Return the answer to a call whose result cannot be sent."""
-    return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, {})
-
-
 def _add_to_upload(uploads: Uploads, call: CallTool) -> Answer:
     """Keep a part of a body. It has no effect, so it does not count as a call; the request that sends it is one."""
     try:
@@ -353,19 +348,6 @@ def _names(given: Any) -> list[str]:
     if len(given) > MAX_FOUND:
         raise UsageError(f"list_tools takes at most {MAX_FOUND} names, not {len(given)}; without a name it takes all")
     return given
-
-
-def failure(call_id: int, result: ToolResult) -> ToolFail:
-    """Return a failed result as the guest may see it: never an exception's own text or traceback."""
-    error = result.error
-    assert error is not None
-    if is_unexpected(result):
-        return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
-    try:
-        details = to_plain(dict(error.details), "details")
-    except (UnsendableValue, ValueError, TypeError) as exc:
-        return unsendable(call_id, "no_result", exc)
-    return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
 
 
 def tool_row(tool: ToolDefinition) -> dict[str, Any]:

@@ -142,13 +142,14 @@ FileContent = str | bytes | bytearray | memoryview | os.PathLike[str]
 
 FileInput = str | os.PathLike[str] | tuple[str, FileContent] | GuestFile
 
+InputFiles = Iterable[FileInput] | Mapping[str, FileContent]
+"""A list of paths and (name, content), or a mapping from names to content."""
+
 MAX_PART_BYTES = 255
 """Most bytes of one part of a name. Source: NAME_MAX of Linux."""
 
 
-def guest_files(
-    given: Iterable[FileInput] | Mapping[str, FileContent], limits: Limits | None = None
-) -> tuple[GuestFile, ...]:
+def guest_files(given: InputFiles, limits: Limits | None = None) -> tuple[GuestFile, ...]:
     """Load the input files: a list of paths and (name, content), or a mapping from names to content.
 
     `limits`: of the run, where they are known: files beyond them are not read.
@@ -298,7 +299,7 @@ class SessionRunKwargs(ResumeKwargs, total=False):
     """What a script of a session may be given, as keywords: see `RunOptions`."""
 
     inputs: Mapping[str, Any] | None
-    files: Iterable[FileInput] | Mapping[str, FileContent]
+    files: InputFiles
     limits: Limits | None
     lint: LintProfile | None
     on_approval: OnApproval
@@ -337,7 +338,7 @@ class RunOptions(RunHandlers):
 
     inputs: Mapping[str, Any] | None = None
     """Names that the script finds, and their values."""
-    files: Iterable[FileInput] | Mapping[str, FileContent] = ()
+    files: InputFiles = ()
     """For the workspace."""
     tools: CallableTools | Iterable[Any] | None = None
     """What the script may call. None: the tools of whoever runs it."""
@@ -377,13 +378,13 @@ class RunOptions(RunHandlers):
             raise UsageError(
                 f"cancel= takes an anyio.Event, which does not block the event loop, not {brief(self.cancel)}"
             )
-        if self.context is not None:
-            _check_context(self.context)
+        if self.context is not None and not isinstance(self.context, RunContext):
+            raise UsageError(f"context= takes a RunContext, not {brief(self.context)}; write RunContext(user_id=...)")
         for name, function in (("on_log", self.on_log), ("on_progress", self.on_progress)):
             if function is not None and not callable(function):
                 raise UsageError(f"{name}= takes a function, not {brief(function)}")
-        if self.on_approval != "ask":
-            check_on_approval(self.on_approval)
+        if self.on_approval not in get_args(OnApproval):
+            raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(self.on_approval)}')
         if self.refresh not in ("", "reads"):
             raise UsageError(f'refresh must be "" or "reads", not {self.refresh!r:.40}')
         if self.refresh and self.repairs is None:
@@ -404,21 +405,6 @@ def _check_seed_and_clock(seed: object, clock: object) -> None:
         raise UsageError(f"seed= must be a whole number of 64 bits, not {brief(seed)}")
     if clock is not None and (type(clock) not in (int, float) or not -1e15 < clock < 1e15):  # type: ignore[operator]
         raise UsageError(f"clock= must be a number of seconds since 1970, not {brief(clock)}; write time.time()")
-
-
-def _check_context(context: object) -> None:
-    if not isinstance(context, RunContext):
-        raise UsageError(f"context= takes a RunContext, not {brief(context)}; write RunContext(user_id=...)")
-
-
-def check_on_approval(value: object) -> None:
-    """Check the argument `on_approval`.
-
-    Raises:
-        UsageError: it is not one of its values.
-    """
-    if value not in get_args(OnApproval):
-        raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(value)}')
 
 
 def _is_async_event(event: object) -> bool:

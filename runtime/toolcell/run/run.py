@@ -59,6 +59,43 @@ class Script:
     sink: Sink | None = None
     """Takes the content of returned files in place of the result."""
 
+    def message(self, number: int, *, tools: str = "", egress: bool = False) -> RunScript:
+        """Build the message that carries it.
+
+        Raises:
+            UsageError: the source or an input cannot be sent; names it.
+        """
+        given: Any = self.source
+        limits = self.limits
+        if not isinstance(given, str):
+            cure = "pass the script's text, such as path.read_text()"
+            raise UsageError(f"source must be a str, not {given!r:.80}; {cure}")
+        if self.inputs:
+            _check_names(self.inputs)
+        source = sendable(given)
+        try:
+            # Encoding the message checks inputs that are plain already.
+            plain: Any = to_plain(dict(self.inputs), "inputs") if self.inputs else {}
+        except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
+            raise UsageError(str(exc)) from exc
+        if len(source) > limits.frame_bytes - ROOM_BYTES:
+            raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
+        return RunScript(
+            run=number,
+            source=source,
+            inputs=plain,
+            tools=tools,
+            lint=self.lint,
+            result_bytes=limits.result_bytes,
+            files=limits.files,
+            files_bytes=limits.files_bytes,
+            seed=self.seed,
+            clock=self.clock,
+            message_elements=limits.message_elements,
+            answer_elements=limits.answer_elements,
+            egress=egress,
+        )
+
 
 def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> Script:
     """Return a script with this text. `limits`, `lint`: where none are given.
@@ -179,54 +216,6 @@ class Run:
             for start in range(0, max(1, len(file.data)), size):
                 last = start + size >= len(file.data)
                 yield PutFile(file.name, file.data[start : start + size], last)
-
-
-def run_message(
-    number: int,
-    source: str,
-    *,
-    limits: Limits,
-    inputs: Mapping[str, Any] | None = None,
-    tools: str = "",
-    lint: str = "off",
-    seed: int | None = None,
-    clock: float | None = None,
-    egress: bool = False,
-) -> RunScript:
-    """Build the message that carries the script.
-
-    Raises:
-        UsageError: the source or an input cannot be sent; names it.
-    """
-    found: object = source
-    if not isinstance(found, str):
-        raise UsageError(f"source must be a str, not {found!r:.80}; pass the script's text, such as path.read_text()")
-    if inputs:
-        _check_names(inputs)
-    source = sendable(source)
-    try:
-        # Encoding the message checks inputs that are plain already.
-        plain = to_plain(dict(inputs), "inputs") if inputs else {}
-    except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
-        raise UsageError(str(exc)) from exc
-    if len(source) > limits.frame_bytes - ROOM_BYTES:
-        raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
-    assert isinstance(plain, dict)
-    return RunScript(
-        run=number,
-        source=source,
-        inputs=plain,
-        tools=tools,
-        lint=lint,
-        result_bytes=limits.result_bytes,
-        files=limits.files,
-        files_bytes=limits.files_bytes,
-        seed=seed,
-        clock=clock,
-        message_elements=limits.message_elements,
-        answer_elements=limits.answer_elements,
-        egress=egress,
-    )
 
 
 def sendable(source: str) -> str:

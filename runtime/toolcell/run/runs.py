@@ -28,7 +28,7 @@ from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.connection import GuestConnection
 from toolcell.run.options import NO_HANDLERS, RunHandlers
-from toolcell.run.run import LARGE, Run, RunPart, Script, run_message
+from toolcell.run.run import LARGE, Run, RunPart, Script
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
@@ -227,15 +227,9 @@ class Runs:
         may_be = bool(inputs) or type(source) is not str or len(source) > LARGE  # hardly any is
         large = may_be and is_large([source, inputs], LARGE, counts_bytes=False)
         make_message = partial(
-            run_message,
+            script.message,
             script.number or next(self._numbers),
-            source,
-            inputs=inputs,
             tools=tools.names_text(Origin.CODE),
-            limits=limits,
-            lint=script.lint,
-            seed=script.seed,
-            clock=script.clock,
             egress=tools.makes_requests,
         )
         message = await daemon_threads.run_large(make_message) if large else make_message()

@@ -28,9 +28,7 @@ from toolcell.results import (
     Suspension,
 )
 from toolcell.run import (
-    NO_HANDLERS,
-    FileContent,
-    FileInput,
+    InputFiles,
     OnApproval,
     ResumeKwargs,
     RunHandlers,
@@ -215,7 +213,7 @@ class ClientSession(OpenedInBlock):
 
     # The state as a whole.
 
-    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
+    async def put_files(self, files: InputFiles) -> None:
         """Write files to the workspace; see `Session.put_files`."""
         await self._does("put_files", "nothing", {"files": wire_files(files)})
 
@@ -502,7 +500,7 @@ class Client(OpenedInBlock, CodeRuntime):
         tools: Any = None,
         context: RunContext | None = None,
         limits: Any = None,
-        handlers: RunHandlers = NO_HANDLERS,
+        handlers: RunHandlers | None = None,
         makes_calls: bool = True,
         offers: bool | None = None,
         session: str = "",
@@ -516,7 +514,7 @@ class Client(OpenedInBlock, CodeRuntime):
             ToolcellError: as the method of the runtime; ServiceUnavailable, ServiceError: there is no answer.
         """
         self._lifetime.check()
-        registry = self._tools_of(tools)
+        registry, handlers = self._tools_of(tools), handlers or RunHandlers()
         abandoned = AbandonedThreads(self._abandoned)
         context = (context or RunContext()).within(abandoned=abandoned, runtime=self).child(limits=limits)
         caller = CallerTools(registry, context)

@@ -24,8 +24,7 @@ from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspen
 from toolcell.run.conversation import CANCELLED
 from toolcell.run.options import (
     NO_HANDLERS,
-    FileContent,
-    FileInput,
+    InputFiles,
     ResumeKwargs,
     RunOptions,
     SessionRunKwargs,
@@ -336,7 +335,7 @@ class Session(OpenedInBlock):
 
     # Files in the workspace. They are put there, listed and read by scripts of ours.
 
-    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
+    async def put_files(self, files: InputFiles) -> None:
         """Write files to the workspace, replacing those of the same name.
 
         Raises:

@@ -14,7 +14,7 @@ import anyio
 from toolcell.control import revert_spec
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, UsageError
 from toolcell.results import ToolCallRecord
-from toolcell.run import NO_HANDLERS, RunHandlers
+from toolcell.run import RunHandlers
 from toolcell.service.socket.failures import raised_for
 from toolcell.service.socket.link import Asked, RequestLost, ServiceLink
 from toolcell.service.socket.messages import Message, Notification, Request, Response
@@ -162,8 +162,8 @@ END_S: Final = 5.0
 class Exchange:
     """One request."""
 
-    def __init__(self, link: ServiceLink, tools: CallerTools, handlers: RunHandlers = NO_HANDLERS) -> None:
-        self._link, self._tools, self._handlers = link, tools, handlers
+    def __init__(self, link: ServiceLink, tools: CallerTools, handlers: RunHandlers | None = None) -> None:
+        self._link, self._tools, self._handlers = link, tools, handlers or RunHandlers()
         self._id = 0
         self._inbox: asyncio.Queue[Message | RequestLost | None] = asyncio.Queue()
         self._run_id = ""

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from toolcell.calls.finalize import failure
 from toolcell.calls.result import Part, ToolFailure
 from toolcell.control import PlanRows
 from toolcell.results import (
@@ -21,7 +22,6 @@ from toolcell.results import (
     SessionFile,
     Suspension,
 )
-from toolcell.run import failure
 from toolcell.tools import ErrorCode, File, Image, Status, Text, ToolResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge

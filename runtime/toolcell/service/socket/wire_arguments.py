@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools
@@ -10,7 +10,7 @@ from toolcell.calls.options import EVERY_ORIGIN
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.run import FileContent, FileInput, RunOptions, guest_files, run_message
+from toolcell.run import InputFiles, RunOptions, Script, guest_files
 from toolcell.service.socket.arguments import TOOL_OPTIONS, WHO
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief
@@ -75,7 +75,7 @@ def wire_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any]
     Raises:
         UsageError: the source or an input cannot be sent; names it.
     """
-    message = run_message(0, source, inputs=inputs, limits=LARGEST)
+    message = Script(source=source, inputs=inputs, limits=LARGEST).message(0)
     return {"source": message.source, "inputs": message.inputs or None}
 
 
@@ -94,7 +94,7 @@ def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
     return wire_script(source, options.inputs) | options.plain() | own
 
 
-def wire_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:
+def wire_files(files: InputFiles) -> list[list[Any]] | None:
     """Return input files.
 
     Raises:
