@@ -30,7 +30,7 @@ from toolcell.audit.databases import database_of, read_log_id
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder, ScriptRecording
-from toolcell.audit.signatures import saved_heads
+from toolcell.audit.signatures import Head
 from toolcell.audit.verification import verify
 from toolcell.results import ExecutionResult, Outcome
 from toolcell_bridge.wire.messages import CallTool, RunScript
@@ -155,7 +155,7 @@ def checked(folder: Path) -> dict[str, Any]:
     """Verify the record, and look for effects without a start."""
     path = folder / "runs.db"
     began = time.perf_counter()
-    report = verify(path, [KEY], heads=saved_heads(read_log_id(path), folder / "heads"))
+    report = verify(path, [KEY], heads=Head.saved(read_log_id(path), folder / "heads"))
     verify_s = time.perf_counter() - began
     with closing(database_of(path).open_read_only()) as db:
         rows = db.execute("SELECT body FROM event WHERE kind = ?", (records.CALL_STARTED,))

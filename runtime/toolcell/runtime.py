@@ -35,7 +35,6 @@ from toolcell.settings import settings_of
 from toolcell.support.checks import brief, check_does, check_kind, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import ToolRegistry
-from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
@@ -84,7 +83,7 @@ class Runtime(OpenedInBlock):
         self.environment = Environment(
             backend, python=python, packages=packages, preload=preload, allow_unisolated=allow_unisolated
         )
-        self.registry = registry_of(registry, "Runtime")
+        self.registry = ToolRegistry.of(registry, "Runtime")
         if quotas is not None:
             from toolcell.quotas import Quotas
 

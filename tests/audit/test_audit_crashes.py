@@ -20,7 +20,7 @@ from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
 from toolcell.audit import records
 from toolcell.audit.databases import read_log_id
-from toolcell.audit.signatures import Head, saved_heads
+from toolcell.audit.signatures import Head
 from toolcell.audit.store import BadInput
 from toolcell.audit.verification import verify
 
@@ -85,7 +85,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
 
 
 def saved_heads_of(directory: Path) -> list[Head]:
-    return saved_heads(read_log_id(directory / "log"), directory / "heads")
+    return Head.saved(read_log_id(directory / "log"), directory / "heads")
 
 
 def test_after_a_kill_the_next_writer_goes_on(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from audit.test_audit_commands import invoke
 from toolcell.audit.events import Shape, lines_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, Trust
-from toolcell.audit.text_search import LINE_CHARS, Searched, search, word_of
+from toolcell.audit.text_search import LINE_CHARS, Search, word_of
 from toolcell.audit.titles import title_of
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
@@ -74,7 +74,7 @@ def filled(ledger: Ledger) -> Ledger:
 
 def found(ledger: Ledger, pattern: str) -> list[tuple[str, int, int | None]]:
     with Index(ledger.path, [ledger.key]) as index:
-        matches = search(index, Filter(limit=None), re.compile(pattern), Searched())
+        matches = Search().search(index, Filter(limit=None), re.compile(pattern))
         return [(each.where, each.line, each.call.number if each.call else None) for each in matches]
 
 
@@ -108,9 +108,9 @@ def test_a_plain_text_is_found_by_the_word_in_the_events_as_it_is_by_reading_eve
     start = data.draw(st.integers(0, len(text) - 1))
     wanted = text[start : data.draw(st.integers(start + 1, len(text)))]
     with Index(recorded.path) as index:
-        fixed = [each.where for each in search(index, Filter(limit=None), re.compile(re.escape(wanted)), Searched())]
+        fixed = [each.where for each in Search().search(index, Filter(limit=None), re.compile(re.escape(wanted)))]
         read = [
-            each.where for each in search(index, Filter(limit=None), re.compile(f"(?:{re.escape(wanted)})"), Searched())
+            each.where for each in Search().search(index, Filter(limit=None), re.compile(f"(?:{re.escape(wanted)})"))
         ]
     assert fixed == read
 
@@ -133,7 +133,7 @@ def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> N
 
     assert len(found(ledger, "needle")) >= 10
     with Index(ledger.path) as index:
-        hits = search(index, Filter(), re.compile("needle"), Searched())
+        hits = Search().search(index, Filter(), re.compile("needle"))
         assert len({each.run.seq for each in hits}) == 10
 
 
@@ -294,7 +294,7 @@ def test_a_script_cannot_forge_an_event(ledger: Ledger) -> None:
         (summary,) = index.runs()
         shapes: tuple[Shape, ...] = ("jsonl", "ecs")
         for shape in shapes:
-            lines = [*lines_of(index.load(summary), summary, shape)]
+            lines = [*lines_of(index, summary, shape)]
 
             assert len(lines) == 3
             assert all(line.isascii() and line.isprintable() for line in lines)

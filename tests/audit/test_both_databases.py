@@ -29,11 +29,10 @@ from toolcell.audit import (
     load_verifier,
     receipt,
     removals,
-    search,
     verify,
 )
 from toolcell.audit.chain_check import BAD_SIGNATURE, BROKEN_LINK, CUT_OFF, EDITED, MISSING, NOT_AN_EVENT
-from toolcell.audit.text_search import Searched
+from toolcell.audit.text_search import Search
 from toolcell.audit.verification import BAD_BLOB, CHAIN_MISSING, VIEW_DIFFERS
 from toolcell.control import Approve, Edit
 from toolcell.control.replays import replay
@@ -373,7 +372,7 @@ def _saved(place: Place) -> Callable[[], object]:
 
 def test_a_record_is_searched_counted_exported_pruned_and_copied(filled: Place, tmp_path: Path) -> None:
     with index_of(filled) as index:
-        found = [*search(index, Filter(limit=None), re.compile("X1"), Searched())]
+        found = [*Search().search(index, Filter(limit=None), re.compile("X1"))]
         assert [(match.where, match.run.trust) for match in found] == [
             ("value", Trust.VERIFIED),
             ("value", Trust.VERIFIED),

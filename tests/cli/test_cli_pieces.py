@@ -400,7 +400,7 @@ def test_a_fifo_that_nobody_reads_is_not_waited_for(write: str, tmp_path: Path) 
     os.mkfifo(fifo := tmp_path / "fifo")
     head = SimpleNamespace(to_dict=dict)
     with pytest.MonkeyPatch.context() as patched, pytest.raises((BadInput, OSError)) as refused:
-        patched.setattr(audit_proof, "saved_heads", lambda log: [head])
+        patched.setattr(audit_proof.Head, "saved", lambda log: [head])
         match write:
             case "html":
                 audit.write_html("page", fifo)

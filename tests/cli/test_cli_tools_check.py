@@ -147,16 +147,17 @@ def test_a_wrong_folder_or_tools_file_is_a_usage_error(folder: Path, tmp_path: P
 
 
 @pytest.mark.isolation
-def test_what_a_check_raises_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_check_raises_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from toolcell.control.type_check import TypeChecker
 
     async def fails(*args: object) -> Any:
         raise UsageError("ty is not installed")
 
     monkeypatch.setattr(TypeChecker, "findings", fails)
+    ToolRegistry().save_script("f", "1", folder=tmp_path)
 
     async def run() -> list[ScriptReport]:
-        return await check_scripts([saved_script("f", "1", None, None, {})], ToolRegistry(), Runtime)
+        return await check_scripts(tmp_path, ToolRegistry(), Runtime)
 
     with pytest.raises(UsageError, match="ty is not installed"):
         anyio.run(run)

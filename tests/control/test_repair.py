@@ -9,8 +9,8 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, UsageError
+from toolcell.agents.agent import RepairingScripts
 from toolcell.control import Approve
-from toolcell.control.repair import RepairingScripts
 from toolcell.run import calls
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]

@@ -18,10 +18,11 @@ import yaml
 
 from rows import each_row
 from toolcell import Limits, UsageError
+from toolcell.cli.kubernetes import manifest
 from toolcell.config import MIB
 from toolcell.errors import MissingPackage
 from toolcell.sandbox.kubernetes.backend import KubernetesBackend
-from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
+from toolcell.sandbox.kubernetes.cluster import manifests
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
 from toolcell.sandbox.kubernetes.pods import (
     CONTAINERS,
@@ -302,7 +303,7 @@ async def test_the_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPat
         await KubernetesBackend().open()
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(MissingPackage, match=re.escape("toolcell[kubernetes]")):
-        to_yaml([])
+        manifest("registry.example/toolcell/service")
 
 
 def test_the_page_shows_the_options_that_there_are() -> None:

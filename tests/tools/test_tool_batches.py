@@ -13,6 +13,7 @@ import pytest
 
 from rows import each_row
 from toolcell.agents import Agent
+from toolcell.agents.loop import ends_run
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.concurrency import abandoned_threads
 from toolcell.calls.options import Origin
@@ -29,7 +30,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools.pipeline import ends_run
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]

@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
 from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRUNCATED, ToolLoopResult
-from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
+from toolcell.calls.call import Approvals
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import current
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import new_id
 from toolcell.control import (
     Denial,
-    RepairingScripts,
     ResumeDecision,
-    SuspendingScripts,
     Turn,
     TurnApprovals,
     revert_calls,
 )
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
-from toolcell.results import RevertResult, Suspension
+from toolcell.results import ExecutionResult, RevertResult, Suspension
 from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
@@ -43,7 +41,6 @@ from toolcell.tools import (
     ErrorCode,
     Event,
     EventBus,
-    ExecuteCode,
     Origin,
     RunContext,
     Text,
@@ -56,8 +53,6 @@ from toolcell.tools import (
     check_code_runtime,
     code_spec,
     flows_of,
-    plan_spec,
-    registry_of,
     with_options,
 )
 
@@ -75,6 +70,47 @@ Tools = ToolRegistry | Iterable[Any] | None
 
 AskUser = Callable[[str], str | Awaitable[str]]
 """Gets the question, gives the answer."""
+
+
+Execute = Callable[..., Awaitable[ExecutionResult]]
+
+
+class SuspendingScripts:
+    """Runs the scripts of one agent: what its model calls itself may wait for approval."""
+
+    def __init__(self, execute: Execute, resume: Execute) -> None:
+        """`resume` carries a script on that waits; see `Runtime.resume`."""
+        self._execute, self._resume = execute, resume
+
+    async def execute_code(
+        self, source: str, /, *, context: RunContext | None = None, **options: Any
+    ) -> ExecutionResult:
+        """Run a script; see `Runtime.execute_code`."""
+        above, approvals = current.get(), context.feature(Approvals) if context is not None else None
+        options["context"] = context
+        if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
+            return await approvals.run_script(self._execute, self._resume, source, above.call, options)
+        return await self._execute(source, **options)
+
+
+class RepairingScripts:
+    """Runs the scripts of one conversation: a script that comes after one that failed repairs it."""
+
+    def __init__(self, journals: JournalStore, execute: Execute) -> None:
+        self._journals, self._execute = journals, execute
+        self._failed: ExecutionResult | None = None
+
+    async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
+        """Run a script; see `Runtime.execute_code`."""
+        failed, self._failed = self._failed, None
+        try:
+            result = await self._execute(source, repairs=failed, **options)
+        except BaseException:  # no script ran to an end: the next one repairs the one that failed
+            if self._journals.keeps(failed):
+                self._failed = failed
+            raise
+        self._failed = None if result.ok or result.draft_id else result
+        return result
 
 
 class Agent:
@@ -109,7 +145,7 @@ class Agent:
         if repair and not isinstance(runtime, Runtime):
             raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
         self._runs_code = code_execution
-        self._execute: ExecuteCode | None = None
+        self._execute: Execute | None = None
         """Runs the scripts in place of the runtime itself, if they may wait."""
         if code_execution is not None:
             check_code_runtime(code_execution, CODE_TOOL)
@@ -137,10 +173,7 @@ class Agent:
             name=name,
             **config,
         )
-        self._enabled_tools = [
-            *([plan_spec({})] if plan_execution else ()),
-            *([_ask_user_spec(ask_user)] if ask_user is not None else ()),
-        ]
+        self._offers_plans, self._ask_user = plan_execution, ask_user
 
     @property
     def pending_tool_calls(self) -> list[str]:
@@ -166,14 +199,16 @@ class Agent:
             self._followed = now
         base = self.registry if tools is None else self.registry.replaced(_as_registry(tools))
         merged = base.merged()
-        for spec in self._enabled_tools:
-            merged.enable(spec)
+        if self._offers_plans:
+            merged.enable_plan_execution()
+        if self._ask_user is not None:
+            merged.enable(_ask_user_spec(self._ask_user))
         if (code := self._runs_code) is not None:
             execute, shown_chars = self._execute, self._config.shown_chars
             if self._is_repairing:  # of this conversation alone
                 execute = RepairingScripts(self._store, execute or code.execute_code).execute_code
             merged.enable(code_spec(code, {}, shown_chars, execute=execute, with_variables=self._is_repairing))
-        add_search(merged, self._config.shown_chars)
+        merged.enable_search_of_many(self._config.shown_chars)
         return merged.freeze()
 
     def definitions(self) -> list[ToolDefinition]:
@@ -377,7 +412,7 @@ def _check_options(config: Mapping[str, Any]) -> None:
 
 
 def _as_registry(tools: Tools) -> ToolRegistry:
-    registry: ToolRegistry = registry_of(tools or None, "tools=")
+    registry: ToolRegistry = ToolRegistry.of(tools or None, "tools=")
     return registry
 
 

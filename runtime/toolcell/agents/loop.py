@@ -63,7 +63,7 @@ from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import share_labels
 from toolcell.calls.result import NO_USAGE
 from toolcell.calls.run_state import open_jobs
-from toolcell.control import WAITS, TurnApprovals
+from toolcell.control import TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds, fields_known
 from toolcell.tools import (
@@ -79,8 +79,6 @@ from toolcell.tools import (
     ToolDefinition,
     ToolRegistry,
     ToolResult,
-    ends_run,
-    registry_of,
 )
 
 MAX_ITERATIONS = 10
@@ -141,7 +139,7 @@ class ToolLoopConfig:
         check_kind("name", self.name, str)
         check_one_of("error_style", self.error_style, get_args(ErrorStyle))
         if self.tools is not None:
-            object.__setattr__(self, "tools", registry_of(self.tools, "tools="))
+            object.__setattr__(self, "tools", ToolRegistry.of(self.tools, "tools="))
         check_kind("llm_options", self.llm_options, Mapping, type(None), cure='such as {"temperature": 0.2}')
         check_kind("retry", self.retry, RetryPolicy, cure="write RetryPolicy(attempts=...)")
         check_kind("budget", self.budget, Budget, type(None), cure="write Budget(tokens=...)")
@@ -197,7 +195,7 @@ class LoopRun:
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
         self._registry: ToolRegistry | None = (
-            registry_of(config.tools, "tools=").snapshot() if config.tools is not None else None
+            ToolRegistry.of(config.tools, "tools=").snapshot() if config.tools is not None else None
         )
         kind, above = type(config.provider), dict(self.context.scope.models)
         self._model = config.model or above.get(kind, "")
@@ -363,7 +361,7 @@ class LoopRun:
         if self._approvals is not None and self._approvals.pending:
             if held := self.context.state.labels.names:
                 self.messages[-1]["labels"] = sorted(held)  # what has been read by calls that have no answer yet
-            raise Stop(SUSPENDED, message.get("content") or "", WAITS)
+            raise Stop(SUSPENDED, message.get("content") or "", self._approvals.WAITS)
         if ends_run(results):
             self._last_output = "\n".join(output for result in results if (output := result.output))
             raise Stop(TERMINATED, message.get("content") or "")
@@ -459,3 +457,8 @@ def _with_limits(context: RunContext, config: ToolLoopConfig) -> RunContext:
 
 
 _EMPTY = ToolRegistry().freeze()
+
+
+def ends_run(results: Sequence[ToolResult]) -> bool:
+    """True when every result of a batch asks to stop the run; an empty batch never does."""
+    return bool(results) and all(result.terminate for result in results)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolcell.agents.providers.provider import Message
-from toolcell.tools import SEARCH_TOOL, Origin, RunContext, ToolDefinition, ToolRegistry, is_large, search_spec
+from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
 
 
 def shown_tools(
@@ -28,9 +28,3 @@ def called_tools(messages: Sequence[Message]) -> Iterator[str]:
             name = function.get("name") if isinstance(function, Mapping) else None
             if isinstance(name, str):
                 yield name
-
-
-def add_search(registry: ToolRegistry, shown_chars: int) -> None:
-    """Offer `search_tools` where the catalogue is too large to be shown, unless a tool of that name is there."""
-    if is_large(registry.state.visible(Origin.MODEL), shown_chars) and not registry.has(SEARCH_TOOL):
-        registry.add(search_spec({}))

@@ -8,31 +8,21 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ABORTED", "MISSING_CALL", "TRUST_TEXTS", "UNFINISHED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput",
-    "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "Match", "Place", "RecordConfig", "RecordDatabase",
-    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange", "RunSummary", "Searched", "ShownCall",
-    "ShownLine", "ShownRun", "Signer", "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "compare_runs",
-    "database_of", "default_key_path", "exporting_sink", "json_line", "jsonable", "key_ranges",
-    "lines_of", "load_heads", "load_signer", "load_verifier", "not_recorded", "read_log_id", "receipt", "removals",
-    "save_private", "saved_heads", "search", "shown_text", "to_html", "tool_table", "unreadable_line", "verify",
-    "visible",
+    "UNFINISHED", "WHERE_KEYS_ARE", "AuditEvent", "AuditLog", "BadInput", "Ed25519Signer", "Filter", "Head",
+    "HmacKey", "Index", "Match", "Place", "RecordConfig", "RecordDatabase", "RecordedCall", "RecordedRun",
+    "Recorder", "Report", "RunChange", "RunSummary", "Search", "ShownCall", "ShownLine", "ShownRun", "Signer",
+    "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "database_of", "default_key_path", "json_line",
+    "jsonable", "key_ranges", "lines_of", "load_signer", "load_verifier", "read_log_id", "receipt", "removals",
+    "save_private", "shown_text", "to_html", "tool_table", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.audit import key_ranges, receipt
     from toolcell.audit.config import RecordConfig, ToolContent
     from toolcell.audit.databases import Place, database_of, read_log_id
-    from toolcell.audit.events import lines_of, unreadable_line
+    from toolcell.audit.events import lines_of
     from toolcell.audit.filters import Filter
-    from toolcell.audit.html import (
-        TRUST_TEXTS,
-        ShownCall,
-        ShownLine,
-        ShownRun,
-        shown_text,
-        to_html,
-        visible,
-    )
+    from toolcell.audit.html import ShownCall, ShownLine, ShownRun, shown_text, to_html, visible
     from toolcell.audit.keys import (
         WHERE_KEYS_ARE,
         Ed25519Signer,
@@ -45,18 +35,16 @@ if TYPE_CHECKING:
         save_private,
     )
     from toolcell.audit.log import AuditLog
-    from toolcell.audit.otel import SpanSink, exporting_sink
+    from toolcell.audit.otel import SpanSink
     from toolcell.audit.query import Index, RunSummary, Trust, tool_table
-    from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable, not_recorded
+    from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
     from toolcell.audit.recorder import Recorder
-    from toolcell.audit.replay_diff import MISSING_CALL
     from toolcell.audit.retention import removals
-    from toolcell.audit.run_diff import RunChange, compare_runs
-    from toolcell.audit.run_record import ABORTED
-    from toolcell.audit.signatures import Head, load_heads, saved_heads
+    from toolcell.audit.run_diff import RunChange
+    from toolcell.audit.signatures import Head
     from toolcell.audit.sinks import AuditEvent, Sink
     from toolcell.audit.store import UNFINISHED, BadInput, RecordDatabase
-    from toolcell.audit.text_search import Match, Searched, search
+    from toolcell.audit.text_search import Match, Search
     from toolcell.audit.verification import Report, verify
 else:
     __getattr__, __dir__ = lazy_names(
@@ -64,26 +52,24 @@ else:
         {
             "toolcell.audit.config": "RecordConfig ToolContent",
             "toolcell.audit.databases": "Place database_of read_log_id",
-            "toolcell.audit.events": "lines_of unreadable_line",
+            "toolcell.audit.events": "lines_of",
             "toolcell.audit.filters": "Filter",
-            "toolcell.audit.html": ("TRUST_TEXTS ShownCall ShownLine ShownRun shown_text to_html visible"),
+            "toolcell.audit.html": "ShownCall ShownLine ShownRun shown_text to_html visible",
             "toolcell.audit.keys": (
                 "WHERE_KEYS_ARE Ed25519Signer HmacKey Signer Verifier default_key_path load_signer load_verifier "
                 "save_private"
             ),
             "toolcell.audit.log": "AuditLog",
-            "toolcell.audit.otel": "SpanSink exporting_sink",
+            "toolcell.audit.otel": "SpanSink",
             "toolcell.audit.query": "Index RunSummary Trust tool_table",
-            "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable not_recorded",
+            "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable",
             "toolcell.audit.recorder": "Recorder",
-            "toolcell.audit.replay_diff": "MISSING_CALL",
             "toolcell.audit.retention": "removals",
-            "toolcell.audit.run_diff": "RunChange compare_runs",
-            "toolcell.audit.run_record": "ABORTED",
-            "toolcell.audit.signatures": "Head load_heads saved_heads",
+            "toolcell.audit.run_diff": "RunChange",
+            "toolcell.audit.signatures": "Head",
             "toolcell.audit.sinks": "AuditEvent Sink",
             "toolcell.audit.store": "UNFINISHED BadInput RecordDatabase",
-            "toolcell.audit.text_search": "Match Searched search",
+            "toolcell.audit.text_search": "Match Search",
             "toolcell.audit.verification": "Report verify",
         },
     )

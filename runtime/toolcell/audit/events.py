@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from toolcell.audit.query import RunSummary
+from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, json_line, jsonable
 from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.store import UNFINISHED
+from toolcell.errors import AuditError
 from toolcell.support.times import time_of
 
 Shape = Literal["jsonl", "ecs"]
@@ -23,13 +24,19 @@ ECS_VERSION: Final = "8.17.0"
 DATASET: Final = "toolcell.audit"
 
 
-def lines_of(run: RecordedRun, summary: RunSummary, shape: Shape) -> Iterator[str]:
-    """Yield the events of a run as lines of JSON: its start, each call, and its end if there is one."""
+def lines_of(index: Index, summary: RunSummary, shape: Shape) -> Iterator[str]:
+    """Yield the events of a run as lines of JSON: its start, each call, and its end if there is one. A run that cannot
+    be read has one line that says so."""
     make = ecs_events if shape == "ecs" else plain_events
+    try:
+        run = index.load(summary)
+    except AuditError as exc:
+        yield _unreadable_line(summary, str(exc))
+        return
     yield from (json.dumps(event, sort_keys=False) for event in make(run, summary))
 
 
-def unreadable_line(summary: RunSummary, why: str) -> str:
+def _unreadable_line(summary: RunSummary, why: str) -> str:
     """Return the line for a run whose records cannot be read. It has the fields of both shapes."""
     event = {"kind": "event", "action": "run-unreadable", "outcome": "unknown", "dataset": DATASET}
     about = {"run": summary.id, "chain": summary.chain, "seq": summary.seq, "trust": "broken"}

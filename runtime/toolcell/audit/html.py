@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
     from toolcell_bridge.wire.tables import AnyTable
 
-TRUST_TEXTS: Final[Mapping[str, tuple[str, str]]] = {
-    Trust.VERIFIED: ("good", "A valid signature covers all records of this run."),
-    Trust.UNSIGNED: ("warn", "No signature covers the end of this run yet."),
-    Trust.UNVERIFIED: ("warn", "The key that signed this run was not given, so nothing was checked."),
-    Trust.BROKEN: ("bad", "The records of this run are not what was signed."),
-}
+TRUST_CLASSES: Final = {Trust.VERIFIED: "good", Trust.BROKEN: "bad"}
 BAR_WIDTH: Final = 1000
 
 
@@ -72,7 +67,6 @@ class ShownRun:
 def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) -> str:
     """Return the page."""
     shown = ShownRun(run)
-    css, trust_text = TRUST_TEXTS[trust]
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     return (
@@ -83,8 +77,8 @@ def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) ->
             style_hash=_as_is(f"sha256-{digest}"),
             run=run,
             trust=trust,
-            trust_class=css,
-            trust_text=trust_text,
+            trust_class=TRUST_CLASSES.get(Trust(trust), "warn"),
+            trust_text=Trust(trust).text,
             made_at=time_of(made_ns),
             facts=[*shown.facts, ("log", log)],
             lines=shown.lines,

@@ -596,7 +596,7 @@ class AuditLog:
         if after is None:
             return
         with suppress(AuditError):
-            for head in signatures.load_heads(self.heads / self._id / f"{after[0]}.json"):
+            for head in signatures.Head.load(self.heads / self._id / f"{after[0]}.json"):
                 if (head.seq, head.record_hash) == after[1:] and head.reason == signatures.CLOSED:
                     signatures.forget_heads(self.heads, self._id, [after[0]])
 

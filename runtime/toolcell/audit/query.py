@@ -10,13 +10,13 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from toolcell.audit import records, store
 from toolcell.audit.databases import Place, database_of
@@ -26,8 +26,9 @@ from toolcell.audit.reader import LinkedRun, RecordedRun, assemble
 from toolcell.audit.records import StoredEvent, hash_digest
 from toolcell.audit.shapes import BLOB_SHAPES
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
-from toolcell.audit.store import UNFINISHED
+from toolcell.audit.store import ABORTED, UNFINISHED
 from toolcell.errors import AuditError, StoreError, UsageError
+from toolcell.results import Outcome
 from toolcell.support.packing import bytes_digest, unpack
 from toolcell.support.sqlite import check_files_beside, check_folder
 
@@ -44,6 +45,19 @@ class Trust(StrEnum):
     BROKEN = "broken"
     """Its events are not what was signed, or some are missing, or stand in another place."""
 
+    @property
+    def text(self) -> str:
+        """What it means, for people."""
+        return TRUST_TEXTS[self]
+
+
+TRUST_TEXTS: Final[Mapping[Trust, str]] = {
+    Trust.VERIFIED: "A valid signature covers all records of this run.",
+    Trust.UNSIGNED: "No signature covers the end of this run yet.",
+    Trust.UNVERIFIED: "The key that signed this run was not given, so nothing was checked.",
+    Trust.BROKEN: "The records of this run are not what was signed.",
+}
+
 
 MAX_FAMILY: Final = 100
 """Runs that go on from each other, of which a list is made."""
@@ -52,6 +66,9 @@ MAX_FAMILY: Final = 100
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """One run in a list."""
+
+    OUTCOMES: ClassVar = (*map(str, Outcome), ABORTED, UNFINISHED)
+    """All that a run may have."""
 
     id: str
     """Unique in the record: as given, or chain:seq where several runs were recorded with one id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -40,6 +41,9 @@ LABELS: Final = {
     "value": "answer",
 }
 """Names of facts, in the order in which they happen, and what people read. Others follow, under their own names."""
+
+_CALL_ID: Final = re.compile(r"call_(\d+)")
+"""Of a call that a script makes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,21 @@ class RecordedRun:
     def outcome(self) -> str:
         """The recorded outcome."""
         return str(self.end["outcome"]) if self.end else UNFINISHED
+
+    @property
+    def value_text(self) -> str:
+        """The value that it returned as a line of JSON, or what is recorded in its place."""
+        missing = (self.end.get("more") or {}).get("value_cut")
+        return not_recorded(missing) if missing else json_line(self.end["value"])
+
+    def script_calls(self) -> dict[int, RecordedCall]:
+        """Return the calls that a script made itself, by the number it gave them, in order."""
+        found = {}
+        for call in self.calls:
+            match = _CALL_ID.fullmatch(call.call_id)
+            if match is not None and call.parent is None and call.origin == "code":
+                found[int(match[1])] = call
+        return dict(sorted(found.items()))
 
     @property
     def source(self) -> str | None:

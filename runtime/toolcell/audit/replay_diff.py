@@ -17,9 +17,6 @@ from toolcell.results.result import HOST_OUTCOMES, SCRIPT_OUTCOMES
 from toolcell.support import packing
 from toolcell.support.packing import value_digest
 
-MISSING_CALL: Final = "missing_call"
-"""The kind of divergence whose line is in the recorded script: the new script makes no such call."""
-
 _UNREGISTERED: Final = Redactor()
 
 

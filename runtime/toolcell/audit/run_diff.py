@@ -30,14 +30,14 @@ class RunChange:
     lines: tuple[str, ...] = ()
     """For texts: the changed lines, each after `-`, `+` or a space."""
 
+    @staticmethod
+    def between(first: RecordedRun, second: RecordedRun) -> list[RunChange]:
+        """Return everything in which the second run differs from the first, in the order of a run."""
+        return [*_started(first, second), *_called(first, second), *_end_changes(first, second)]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"what": self.what, "first": jsonable(self.first), "second": jsonable(self.second)}
-
-
-def compare_runs(first: RecordedRun, second: RecordedRun) -> list[RunChange]:
-    """Return everything in which the second run differs from the first, in the order of a run."""
-    return [*_started(first, second), *_called(first, second), *_end_changes(first, second)]
 
 
 def _started(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:

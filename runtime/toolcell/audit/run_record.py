@@ -15,6 +15,7 @@ from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
+from toolcell.audit.store import ABORTED
 from toolcell.calls.call import Feature, Features
 from toolcell.calls.result import Text
 from toolcell.calls.values import is_large
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from toolcell.calls.call import Call, RunContext
     from toolcell.calls.result import ToolResult
 
-ABORTED: Final = "aborted"
 EXCEPTION_OUTCOMES: Final = {
     "CancelledError": "cancelled",
     "Cancelled": "cancelled",

@@ -48,6 +48,32 @@ class Head:
         return pack(["toolcell record checkpoint 1", log, chain, seq, record_hash, at_ns, reason])
 
     @classmethod
+    def saved(cls, log: str, directory: Path | None = None) -> list[Self]:
+        """Return the heads that writers of a record saved on this machine."""
+        folder = (directory or default_heads_dir()) / log
+        try:
+            files = sorted(folder.glob("*.json"))
+        except OSError:
+            return []
+        return [head for file in files for head in cls.load(file)]
+
+    @classmethod
+    def load(cls, path: str | Path) -> list[Self]:
+        """Read heads from a file that holds one head or a list.
+
+        Raises:
+            BadInput: the file cannot be read or holds something else.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            return [cls.from_dict(each) for each in (found if isinstance(found, list) else [found])]
+        except (OSError, ValueError, RecursionError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            raise BadInput(f"cannot read heads from {path}: {why}") from exc
+        except AuditError as exc:
+            raise BadInput(f"{path} holds no heads: {exc}") from exc
+
+    @classmethod
     def sign(cls, log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, reason: str, signer: Signer) -> Self:
         """Make a signed head."""
         signature = signer.sign(cls._statement(log, chain, seq, record_hash, at_ns, reason))
@@ -130,29 +156,3 @@ def forget_heads(directory: Path, log: str, chains: list[str]) -> None:
     for chain in chains:
         with suppress(OSError):
             (directory / log / f"{chain}.json").unlink(missing_ok=True)
-
-
-def saved_heads(log: str, directory: Path | None = None) -> list[Head]:
-    """Return the heads that writers of a record saved on this machine."""
-    folder = (directory or default_heads_dir()) / log
-    try:
-        files = sorted(folder.glob("*.json"))
-    except OSError:
-        return []
-    return [head for file in files for head in load_heads(file)]
-
-
-def load_heads(path: str | Path) -> list[Head]:
-    """Read heads from a file that holds one head or a list.
-
-    Raises:
-        BadInput: the file cannot be read or holds something else.
-    """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        return [Head.from_dict(each) for each in (found if isinstance(found, list) else [found])]
-    except (OSError, ValueError, RecursionError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        raise BadInput(f"cannot read heads from {path}: {why}") from exc
-    except AuditError as exc:
-        raise BadInput(f"{path} holds no heads: {exc}") from exc

@@ -24,6 +24,7 @@ VERSION: Final = 1
 LOCK_S: Final = 10.0
 """How long a write waits for that of another process."""
 UNFINISHED: Final = "unfinished"
+ABORTED: Final = "aborted"
 
 TABLES: Final = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",

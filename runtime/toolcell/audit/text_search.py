@@ -63,8 +63,8 @@ class Match:
 
 
 @dataclass(slots=True)
-class Searched:
-    """What was searched, and what could not be."""
+class Search:
+    """One search: what was searched, and what could not be."""
 
     runs: int = 0
     unreadable: int = 0
@@ -72,27 +72,26 @@ class Searched:
     not_recorded: int = 0
     """Fields of which only a digest, a beginning or nothing was recorded."""
 
+    def search(self, index: Index, wanted: Filter, pattern: re.Pattern[str]) -> Iterator[Match]:
+        """Yield every match in the runs that a filter selects, in order; at most one for each line of a field.
 
-def search(index: Index, wanted: Filter, pattern: re.Pattern[str], searched: Searched) -> Iterator[Match]:
-    """Yield every match in the runs that a filter selects, in order; at most one for each line of a field.
-
-    Where the pattern is a plain text, only runs with a word of it in their events are read.
-    """
-    word = word_of(pattern) if wanted.limit is None else None
-    runs = index.runs(wanted if word is None else replace(wanted, may_hold=word))
-    searched.runs += 0 if word is None else index.count(wanted) - len(runs)
-    for summary in runs:
-        try:
-            run = index.load(summary)
-        except AuditError:
-            searched.unreadable += 1
-            continue
-        searched.runs += 1
-        searched.not_recorded += sum(name.endswith("_cut") for name in _extras(run))
-        for where, text, call in texts_of(run):
-            for number, line in _pieces(text):
-                if (found := pattern.search(line)) is not None:
-                    yield Match(summary, where, number, call, line, *found.span())
+        Where the pattern is a plain text, only runs with a word of it in their events are read.
+        """
+        word = word_of(pattern) if wanted.limit is None else None
+        runs = index.runs(wanted if word is None else replace(wanted, may_hold=word))
+        self.runs += 0 if word is None else index.count(wanted) - len(runs)
+        for summary in runs:
+            try:
+                run = index.load(summary)
+            except AuditError:
+                self.unreadable += 1
+                continue
+            self.runs += 1
+            self.not_recorded += sum(name.endswith("_cut") for name in _extras(run))
+            for where, text, call in texts_of(run):
+                for number, line in _pieces(text):
+                    if (found := pattern.search(line)) is not None:
+                        yield Match(summary, where, number, call, line, *found.span())
 
 
 _PLAIN: Final = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w])*")

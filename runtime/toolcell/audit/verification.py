@@ -18,7 +18,7 @@ from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.records import event_of
 from toolcell.audit.shapes import MAX_INTEGER
-from toolcell.audit.signatures import CHECKPOINT_COLUMNS, Head, head_of, saved_heads
+from toolcell.audit.signatures import CHECKPOINT_COLUMNS, Head, head_of
 from toolcell.support.packing import bytes_digest
 
 CHAIN_MISSING = "chain_missing"
@@ -122,7 +122,7 @@ def verify(
     with closing(database.open_read_only()) as db, database.translated():
         db.execute("BEGIN")  # one state of it, while writers go on
         report = Report(store.record_id(db))
-        wanted = list(saved_heads(report.log) if heads is None else heads)
+        wanted = list(Head.saved(report.log) if heads is None else heads)
         damage = [Finding(DAMAGED, "", None, message) for message in database.damage(db)]
         tables = list[Finding]()
         report.findings += damage

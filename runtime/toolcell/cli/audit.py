@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit import (
-    MISSING_CALL,
     UNFINISHED,
     Filter,
     Index,
@@ -28,16 +27,13 @@ from toolcell.audit import (
     RecordedRun,
     RunChange,
     RunSummary,
-    Searched,
+    Search,
     Trust,
-    compare_runs,
     json_line,
     jsonable,
     lines_of,
     read_log_id,
-    search,
     to_html,
-    unreadable_line,
 )
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
@@ -56,7 +52,7 @@ from toolcell.cli.flags import AsJson, group
 from toolcell.cli.render import excerpt
 from toolcell.cli.terminal import output, print_json, safe, stderr, stdout, write_text
 from toolcell.config import PoolConfig
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import UsageError
 from toolcell.results import Divergence
 from toolcell.support.text import one_line
 
@@ -181,9 +177,9 @@ def grep(
     """
     directory, text = split_target(target)
     pattern = compile_pattern(text, fixed, ignore_case)
-    searched = Searched()
+    searched = Search()
     with opened(directory, key) as index:
-        matches = search(index, filters.filter(), pattern, searched)
+        matches = searched.search(index, filters.filter(), pattern)
         shown = list(itertools.islice(matches, limit or None))
         more = sum(1 for _ in matches)  # not kept: only counted
         found = {
@@ -261,7 +257,7 @@ def diff(
         raise UsageError("expected two runs, and before them their record if it is not the default")
     with opened(target[0] if len(target) == 3 else None, key) as index:
         found = [index.find(id) for id in target[-2:]]
-        changes = compare_runs(*map(index.load, found))
+        changes = RunChange.between(*map(index.load, found))
         runs = [{"id": run.id, "trust": run.trust} for run in found]
         shown = {"runs": runs, "changes": [change.to_dict() for change in changes]}
         output(shown, as_json, lambda: show_changes(found, changes, full, stdout()))
@@ -369,12 +365,7 @@ class EventFormat(StrEnum):
 def event_lines(index: Index, runs: list[RunSummary], shape: EventFormat) -> Iterator[str]:
     """Yield the lines of all runs. A run that cannot be read has one line that says so."""
     for summary in runs:
-        try:
-            run = index.load(summary)
-        except AuditError as exc:
-            yield unreadable_line(summary, str(exc))
-        else:
-            yield from lines_of(run, summary, "ecs" if shape is EventFormat.ECS else "jsonl")
+        yield from lines_of(index, summary, "ecs" if shape is EventFormat.ECS else "jsonl")
 
 
 def events(
@@ -485,9 +476,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
     """
     if start is None:
         return
-    from toolcell.control import script_calls
-
-    most = max(len(script_calls(run)) for run in runs)
+    most = max(len(run.script_calls()) for run in runs)
     if start > max(1, most):
         raise UsageError(f"--from {start}: want 1 to {max(1, most)}; calls of the script on record: {most}")
     if until is not None and until < start:
@@ -564,14 +553,14 @@ def show_replay(done: Replay, run: RecordedRun, source: str | None, console: Con
 def place_of(found: Divergence) -> str:
     """Return a divergence in one line."""
     at = f"call {found.index}" if found.index is not None else found.kind
-    of_record = " as recorded" if found.kind == MISSING_CALL else ""
+    of_record = " as recorded" if found.kind == found.MISSING_CALL else ""
     line = f", line {found.line}{of_record}" if found.line is not None else ""
     return f"{at}{line}: {found.message}"
 
 
 def _show_divergence(found: Divergence, recorded: str | None, source: str | None, console: Console) -> None:
     """Quote the lines of the scripts, and write both values."""
-    if found.kind == MISSING_CALL:
+    if found.kind == found.MISSING_CALL:
         _quote("as recorded", recorded, found.line, console)
         _quote("now", source, (found.got or {}).get("line"), console)
     else:

@@ -14,17 +14,16 @@ from toolcell.audit import (
     AuditLog,
     BadInput,
     Ed25519Signer,
+    Head,
     HmacKey,
     RecordConfig,
     Report,
     default_key_path,
     key_ranges,
-    load_heads,
     read_log_id,
     receipt,
     removals,
     save_private,
-    saved_heads,
     verify,
 )
 from toolcell.cli import audit_terminal, exits
@@ -82,7 +81,7 @@ def check(
         checked = receipt.check(receipt.read(path.file), verifiers)
         output(checked.to_dict(), as_json, lambda: audit_terminal.show_receipt_check(checked, stdout()))
         raise typer.Exit(status_of(checked))
-    known = [each for path in head for each in load_heads(path)] if head else None
+    known = [each for path in head for each in Head.load(path)] if head else None
     report = verify(path, verifiers, heads=known, strict=strict)
     output(report.to_dict(), as_json, lambda: audit_terminal.show_report(report, stdout()))
     status = status_of(report)
@@ -145,7 +144,7 @@ def write_heads(log: str, path: Path) -> None:
     """Write the heads of a record that are saved on this machine."""
     import json
 
-    heads = [head.to_dict() for head in saved_heads(log)]
+    heads = [head.to_dict() for head in Head.saved(log)]
     if not heads:
         raise BadInput(f"this machine has no heads of record {log}, so {path} was not written; its writer saves them")
     write_output(path, [json.dumps(heads, indent=1), "\n"])

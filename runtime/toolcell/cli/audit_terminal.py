@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit import (
-    ABORTED,
     UNFINISHED,
     WHERE_KEYS_ARE,
     BadInput,
@@ -38,20 +37,17 @@ from toolcell.audit import (
     json_line,
     key_ranges,
     load_verifier,
-    not_recorded,
     read_log_id,
     receipt,
 )
 from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, table, write_text
 from toolcell.errors import AuditError, UsageError
-from toolcell.results import Outcome
 from toolcell.support.files import write_named
 from toolcell.support.text import counted, one_line, with_line
 from toolcell.support.times import parse_time
 
 DEFAULT_FILE = "runs.db"
-OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
 """The values of `--outcome`."""
 
 Dir = Annotated[
@@ -170,8 +166,8 @@ class FilterFlags:
         Raises:
             UsageError: the value of a flag is wrong.
         """
-        if self.outcome is not None and self.outcome not in OUTCOMES:
-            raise UsageError(f"--outcome {self.outcome!r}: want one of {', '.join(OUTCOMES)}")
+        if self.outcome is not None and self.outcome not in RunSummary.OUTCOMES:
+            raise UsageError(f"--outcome {self.outcome!r}: want one of {', '.join(RunSummary.OUTCOMES)}")
         if self.trust is not None and self.trust not in [*Trust]:
             raise UsageError(f"--trust {self.trust!r}: want one of {', '.join(Trust)}")
         return Filter(
@@ -455,9 +451,7 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
         console.print(Text("no end is recorded: the run is under way, or its host was killed", "yellow"))
         return
     if end.get("has_value"):
-        missing = (end.get("more") or {}).get("value_cut")
-        value = not_recorded(missing) if missing else json_line(end["value"])
-        console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, most))))
+        console.print(Text.assemble(("result  ", "bold"), safe(one_line(run.value_text, most))))
         if end["value_sha256"]:
             console.print(safe(f"        sha256 {end['value_sha256']}", "dim"))
     if error := end.get("error"):

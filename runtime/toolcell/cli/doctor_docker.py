@@ -12,7 +12,7 @@ from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker import DaemonInfo
-    from toolcell.sandbox.docker.images import ImageRef
+    from toolcell.sandbox.docker.images import reference
 
 GET_GVISOR = (
     'install runsc, add {"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--platform=ptrace", '
@@ -45,7 +45,9 @@ def no_engine(where: str, why: str) -> dict[str, Any]:
     return {"host": where, "daemon": None, "missing": [{"what": what, "fix": GET_ENGINE if what != why else ""}]}
 
 
-def describe(where: str, info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[ImageRef]) -> dict[str, Any]:
+def describe(
+    where: str, info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[reference.ImageRef]
+) -> dict[str, Any]:
     """Describe an engine and what sandboxes miss in it. `daemon`: the answer of GET /info."""
     return {
         "host": where,
@@ -64,7 +66,7 @@ def describe(where: str, info: DaemonInfo, daemon: Mapping[str, Any], found: Seq
     }
 
 
-def missing(info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[ImageRef]) -> list[tuple[str, str]]:
+def missing(info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[reference.ImageRef]) -> list[tuple[str, str]]:
     """Return what is missing and how to get it."""
     from toolcell.sandbox.docker.images import reference
 

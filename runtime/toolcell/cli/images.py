@@ -16,7 +16,7 @@ from toolcell.cli.execution import Watch, run_watched, showing_installation
 from toolcell.cli.flags import AsJson, group
 from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import ImageRef, build, check, debian_base, reference
+from toolcell.sandbox.docker.images import build, check, debian_base, reference
 
 SUMMARY = """Build, list and check images for `backend="docker"`.
 
@@ -59,7 +59,7 @@ def build_image(
     if service and (data or shell):
         raise UsageError("--service builds one image: leave out --data and --shell")
 
-    def work(watch: Watch) -> list[ImageRef]:
+    def work(watch: Watch) -> list[reference.ImageRef]:
         with engine() as client:
             on = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say) if debian else base
             if service:
@@ -110,7 +110,7 @@ def check_images(
 ) -> None:
     """Start each image once and check its guest, its user, and that it has nothing to misuse."""
 
-    def work(watch: Watch) -> list[tuple[ImageRef, list[str]]]:
+    def work(watch: Watch) -> list[tuple[reference.ImageRef, list[str]]]:
         with engine() as client:
             if image:
                 found = [reference.require_image(client, name) for name in image]
@@ -139,7 +139,7 @@ def _watched(doing: str, work: Any) -> Any:
     return run_watched(shell)
 
 
-def as_dict(image: ImageRef) -> dict[str, Any]:
+def as_dict(image: reference.ImageRef) -> dict[str, Any]:
     """Return an image as JSON data."""
     return {
         "tag": image.tag,
@@ -154,7 +154,7 @@ def as_dict(image: ImageRef) -> dict[str, Any]:
     }
 
 
-def _show_images(found: list[ImageRef]) -> None:
+def _show_images(found: list[reference.ImageRef]) -> None:
     console, width = stdout(), max(len(each.tag) for each in found)
     for each in found:
         line = Text.assemble(safe(f"{each.tag:<{width}}", "cyan"), f"  {decimal(each.size_bytes):>9}  ")
@@ -169,7 +169,7 @@ def _show_images(found: list[ImageRef]) -> None:
             )
 
 
-def _show_checked(results: list[tuple[ImageRef, list[str]]]) -> None:
+def _show_checked(results: list[tuple[reference.ImageRef, list[str]]]) -> None:
     console = stdout()
     for image, problems in results:
         word, style = ("BAD", "bold red") if problems else ("good", "green")

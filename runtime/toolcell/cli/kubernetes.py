@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,8 +10,7 @@ from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.flags import AsJson, group
 from toolcell.cli.terminal import output
 from toolcell.config import Limits
-from toolcell.errors import UsageError
-from toolcell.support.checks import brief
+from toolcell.errors import MissingPackage, UsageError
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 
@@ -45,13 +44,8 @@ def manifest(
     as_json: AsJson = False,
 ) -> None:
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
-    from toolcell.sandbox.kubernetes import IMAGE, PodSettings, check_name, manifests, to_yaml
+    from toolcell.sandbox.kubernetes import PodSettings, manifests
 
-    names = {"--pool": pool, "--namespace": namespace, "--service-account": service_account}
-    for flag, name in (names if runtime_class is None else names | {"--runtime-class": runtime_class}).items():
-        check_name(flag, name)
-    if not IMAGE.fullmatch(image):
-        raise UsageError(f"--image takes a name such as registry.example/toolcell/service:0.1.0, not {brief(image)}")
     if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
         raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
     settings = PodSettings(
@@ -63,7 +57,21 @@ def manifest(
     )
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
     shown = {"apiVersion": "v1", "kind": "List", "items": objects}
-    output(shown, as_json, lambda: typer.echo(to_yaml(objects), nl=False))
+    output(shown, as_json, lambda: typer.echo(_yaml(objects), nl=False))
+
+
+def _yaml(objects: list[dict[str, Any]]) -> str:
+    """Return objects as kubectl reads them.
+
+    Raises:
+        MissingPackage: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError as exc:
+        raise MissingPackage("manifests need PyYAML: pip install 'toolcell[kubernetes]'") from exc
+    text: str = yaml.safe_dump_all(objects, sort_keys=False)
+    return text
 
 
 def _limits(memory: int | None, disk: int | None) -> Limits:

@@ -162,9 +162,9 @@ class RuntimeFlags:
             return file
         if file is None:
             raise UsageError(f"--{'record-config' if self.otel is None else 'otel'} needs --record FILE")
-        from toolcell.audit import AuditLog, exporting_sink
+        from toolcell.audit import AuditLog, SpanSink
 
-        sinks = [exporting_sink(self.otel)] if self.otel is not None else ()
+        sinks = [SpanSink.exporting(self.otel)] if self.otel is not None else ()
         return AuditLog(file, config=record_config(self.record_config), sinks=sinks)
 
     def _backend(self, options: dict[str, Any]) -> Any:

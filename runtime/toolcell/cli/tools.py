@@ -24,9 +24,9 @@ from toolcell.cli.terminal import output, print_json, safe, stdout, table, write
 from toolcell.control import ScriptReport, check_scripts
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
-from toolcell.support.checks import check_one_of, closest
+from toolcell.support.checks import closest
 from toolcell.support.text import one_line
-from toolcell.tools import DETAILS, FOUND, Origin, SavedScript, ToolDefinition, ToolRegistry, load_scripts
+from toolcell.tools import FOUND, Origin, ToolDefinition, ToolRegistry
 
 # `toolcell tools check`: which saved scripts today's tools would break, and how.
 
@@ -48,12 +48,9 @@ def check(
     Exit status: 0 when no script breaks, 1 when one does, 2 for a wrong folder, file or option, 3 without a sandbox.
     """
     registry = load_registry(sources)
-    found = load_scripts(folder)
-    latest = {each.name: each for each in found}
-    chosen = found if every else list(latest.values())
     registry = registry.merged()  # saved scripts may call each other
     registry.load_scripts(folder)
-    reports = run_watched(lambda watch: _reports(chosen, registry, watch))
+    reports = run_watched(lambda watch: _reports(folder, registry, every, watch))
     said = "\n".join(_lines(reports)) or "no saved scripts"
     output([each.to_plain() for each in reports], as_json, lambda: write_text(stdout(), said))
     failing = {"breaks", "may break"} if is_strict else {"breaks"}
@@ -61,9 +58,9 @@ def check(
         raise typer.Exit(exits.FAILED)
 
 
-async def _reports(scripts: list[SavedScript], tools: ToolRegistry, watch: Watch) -> list[ScriptReport]:
+async def _reports(folder: Path, tools: ToolRegistry, every: bool, watch: Watch) -> list[ScriptReport]:
     watch.doing = "checking"
-    return await check_scripts(scripts, tools, Runtime, lambda script: watch.say(f"{script.name} v{script.version}"))
+    return await check_scripts(folder, tools, Runtime, watch.say, every_version=every)
 
 
 def _lines(reports: list[ScriptReport]) -> list[str]:
@@ -134,8 +131,6 @@ def tools(
     plain functions, whose signatures and docstrings then say what they take. The word builtin stands for the packages
     that come with toolcell. `toolcell tools search "open an issue" FILE|MODULE...` lists those that fit, best first.
     """
-    if detail:
-        check_one_of("--detail", detail, DETAILS)
     if sources == [BUILTIN]:
         packages = [dataclasses.asdict(info) for info in all_packages()]
         output(packages, as_json, lambda: stdout().print(packages_table()))

@@ -11,10 +11,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision, RunContext
-from toolcell.calls.context import current
+from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision
 from toolcell.calls.options import Origin
 from toolcell.control.suspension import IN_DOUBT, ResumeDecision, answer_of, check_ids, recorded
 from toolcell.errors import ResumeError
@@ -24,8 +23,6 @@ from toolcell.journal.replay import RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.tools.code import ExecuteCode
-
-WAITS: Final = "it waits for a decision"
 
 BELOW_TURN: Final = (
     "it needs approval, and a call below one of the model's own cannot wait for it: let the tool that the model calls "
@@ -38,6 +35,8 @@ IN_PLAN: Final = "it needs approval, and a step of a plan cannot wait for it: ca
 
 class TurnApprovals(Approvals):
     """The `Approvals` of an agent with `on_approval="suspend"`, for one run of its loop."""
+
+    WAITS: ClassVar = "it waits for a decision"
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class TurnApprovals(Approvals):
                 call.call_id, call.name, args=dict(call.args), line=None, digest=digest, reason=call.approval_reason
             )
             self.pending[call.call_id] = (pending,)
-            return Block(WAITS)
+            return Block(self.WAITS)
         if decision.digest != digest:
             return Block("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
@@ -97,24 +96,6 @@ class TurnApprovals(Approvals):
             self.tokens[call.call_id] = waiting.to_json()
             self.pending[call.call_id] = tuple(replace(each, id=f"{call.call_id}/{each.id}") for each in waiting.calls)
         return result
-
-
-class SuspendingScripts:
-    """Runs the scripts of one agent: what its model calls itself may wait for approval."""
-
-    def __init__(self, execute: ExecuteCode, resume: ExecuteCode) -> None:
-        """`resume` carries a script on that waits; see `Runtime.resume`."""
-        self._execute, self._resume = execute, resume
-
-    async def execute_code(
-        self, source: str, /, *, context: RunContext | None = None, **options: Any
-    ) -> ExecutionResult:
-        """Run a script; see `Runtime.execute_code`."""
-        above, approvals = current.get(), context.feature(Approvals) if context is not None else None
-        options["context"] = context
-        if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
-            return await approvals.run_script(self._execute, self._resume, source, above.call, options)
-        return await self._execute(source, **options)
 
 
 @dataclass(frozen=True, slots=True)

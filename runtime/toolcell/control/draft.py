@@ -24,7 +24,7 @@ from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
-from toolcell.tools.adapters import keyword_invoke
+from toolcell.tools.adapters import preview_of
 from toolcell.tools.pipeline import validate
 from toolcell.tools.spec import RegisteredTool, compile_tool
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
@@ -125,10 +125,7 @@ class Draft(DryRun):
         )
         call.warnings = (*call.warnings, COLLECTED)
         if tool.options.preview is not None and not depends_on:
-            spec = dataclasses.replace(
-                tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking)
-            )
-            return RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
+            return preview_of(tool)
         return self._stand_in(self.collected[-1].id)
 
     def _stand_in(self, effect: str) -> ToolResult:

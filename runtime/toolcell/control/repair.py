@@ -8,32 +8,10 @@ from typing import Any
 from toolcell.calls.options import ToolOptions
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import CANCELLED, JournalEntry
-from toolcell.journal.store import JournalStore
-from toolcell.results import ExecutionResult, Repair, RepairedCall
+from toolcell.results import Repair, RepairedCall
 from toolcell.run.calls import PARTS
-from toolcell.tools.code import ExecuteCode
 
 OptionsOf = Callable[[str, Any], ToolOptions]
-
-
-class RepairingScripts:
-    """Runs the scripts of one conversation: a script that comes after one that failed repairs it."""
-
-    def __init__(self, journals: JournalStore, execute: ExecuteCode) -> None:
-        self._journals, self._execute = journals, execute
-        self._failed: ExecutionResult | None = None
-
-    async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
-        """Run a script; see `Runtime.execute_code`."""
-        failed, self._failed = self._failed, None
-        try:
-            result = await self._execute(source, repairs=failed, **options)
-        except BaseException:  # no script ran to an end: the next one repairs the one that failed
-            if self._journals.keeps(failed):
-                self._failed = failed
-            raise
-        self._failed = None if result.ok or result.draft_id else result
-        return result
 
 
 ANSWERED, FAILED, IN_DOUBT = "answered", "failed", "in doubt"

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
-from toolcell.audit.replay_diff import MISSING_CALL, Comparison, clean_value
+from toolcell.audit.replay_diff import Comparison, clean_value
 from toolcell.calls.call import RunContext, ScriptRuntime
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
@@ -32,8 +32,6 @@ from toolcell.tools.registry import answer_from_record
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
 )
-
-_CALL_ID = re.compile(r"call_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ async def replay(
             found = dataclasses.replace(found, index=next(iter(answers or {})))  # it cannot come from another call
     notes += tuple(f"the answer of call {index} was replaced" for index in sorted(answers or {}))
     if found is not None:
-        found = _placed(found, result, tools, (run.source or "") if found.kind == MISSING_CALL else script)
+        found = _placed(found, result, tools, (run.source or "") if found.kind == Divergence.MISSING_CALL else script)
     stopped = calls.stopped or ("" if run.end or found is not None else NO_END)
     notes += tuple(unrepeatable(script))
     left_out = tuple(comparison.not_compared)
@@ -177,7 +175,7 @@ class AnsweringTools(RecordedTools):
         comparison: Comparison | None = None,
     ) -> None:
         self._comparison = comparison or Comparison(run)
-        self.expected = script_calls(run)
+        self.expected = run.script_calls()
         super().__init__(
             [ToolDefinition(*each[:3]) for each in run.definitions],
             {each[0]: each[3] for each in run.definitions if len(each) > 3 and isinstance(each[3], dict)},
@@ -269,17 +267,7 @@ class AnsweringTools(RecordedTools):
 
 def _missing(place: int, missing: JournalEntry, _: JournalEntry | None) -> Divergence:
     """Describe that the script does not make a call again."""
-    return Divergence(MISSING_CALL, f"it does not call {missing.tool}", place)
-
-
-def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
-    """Return the calls that a script made itself, by the number it gave them, in order."""
-    found = {}
-    for call in run.calls:
-        match = _CALL_ID.fullmatch(call.call_id)
-        if match is not None and call.parent is None and call.origin == "code":
-            found[int(match[1])] = call
-    return dict(sorted(found.items()))
+    return Divergence(Divergence.MISSING_CALL, f"it does not call {missing.tool}", place)
 
 
 def is_answered(call: RecordedCall) -> bool:
@@ -362,7 +350,7 @@ def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResu
             expected = {"tool": call.tool, "args": call.args}
             message = f"it does not call {call.tool}{why}"
             return Divergence(
-                MISSING_CALL,
+                Divergence.MISSING_CALL,
                 message,
                 index=tools.replay.place(ident),
                 line=call.line,

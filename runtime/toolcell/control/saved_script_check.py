@@ -5,8 +5,9 @@ Scripts are read and type-checked in sandboxes; on the host only schemas are com
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import anyio
@@ -19,7 +20,7 @@ from toolcell.errors import ToolcellError
 from toolcell.results.effects import Preflight
 from toolcell.tools.adapters import AgentTool
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.saved_script import SavedScript, ToolThen, changes
+from toolcell.tools.saved_script import SavedScript, ToolThen, changes, load_scripts
 from toolcell.tools.stubs import mapping
 
 ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
@@ -157,22 +158,27 @@ def _of_schemas(
 
 
 async def check_scripts(
-    scripts: Sequence[SavedScript],
+    folder: Path,
     tools: ToolRegistry,
     runtime: Callable[..., Any],
-    on_script: Callable[[SavedScript], None] = lambda script: None,
+    on_script: Callable[[str], None] = lambda script: None,
+    *,
+    every_version: bool = False,
 ) -> list[ScriptReport]:
-    """Check several scripts, one after the other. `runtime` is the class `Runtime`; `on_script` hears of each.
+    """Check the scripts of a folder, one after the other. `runtime` is the class `Runtime`; `on_script` hears of each.
 
     Raises:
+        UsageError: the folder cannot be read, or a script in it is damaged.
         UsageError, SandboxUnavailable: as from `check_script`.
     """
+    found = load_scripts(folder)
+    scripts = found if every_version else {each.name: each for each in found}.values()
     reports, problem = list[ScriptReport](), None
     async with runtime(tools) as opened, anyio.create_task_group() as tasks:
         checker = TypeChecker(runtime, lambda: tasks)
         try:
             for script in scripts:
-                on_script(script)
+                on_script(f"{script.name} v{script.version}")
                 reports.append(await check_script(script, tools, opened.preflight, checker))
         except ToolcellError as exc:  # raised here, it would come out in a group
             problem = exc

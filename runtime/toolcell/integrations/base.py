@@ -35,7 +35,6 @@ from toolcell.tools import (
     code_result,
     describe_code,
     describe_failure,
-    described_sandbox,
     is_async,
     positional_spec,
     with_options,
@@ -309,4 +308,4 @@ def instructions(
     registry: ToolRegistry, runtime: Runtime, limits: Limits | None = None, *, keeps_state: bool = True
 ) -> str:
     """Return instructions for a model that writes code: what a script may use, and the tools with their types."""
-    return describe_code(registry.state.visible, described_sandbox(runtime, limits, keeps_state=keeps_state))
+    return describe_code(registry.state.visible, runtime, limits, keeps_state=keeps_state)

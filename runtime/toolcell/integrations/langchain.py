@@ -38,7 +38,6 @@ from toolcell.tools import (
     ToolSpec,
     current_context,
     describe_code,
-    described_sandbox,
     flows_of,
 )
 
@@ -270,12 +269,12 @@ class GraphScripts:
                 except StopIteration:
                     return _message_parts(answer, name, runtime)
 
-        sandbox = described_sandbox(inner_runtime(self._given))
+        home = inner_runtime(self._given)
         return StructuredTool.from_function(
             run,
             run_async,
             name=name,
-            description=description or describe_code(self._tools(None).state.visible, sandbox),
+            description=description or describe_code(self._tools(None).state.visible, home),
             args_schema=CodeArguments,
             infer_schema=False,
             response_format="content_and_artifact",

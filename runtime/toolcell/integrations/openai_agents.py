@@ -36,7 +36,6 @@ from toolcell.tools import (
     ToolSpec,
     current_context,
     describe_code,
-    described_sandbox,
 )
 
 try:
@@ -131,7 +130,7 @@ def code_execution_tool(
     RunOptions(on_approval=on_approval)  # checks it
     scripts = _Scripts(runtime, registry_with(_home(runtime).registry, tools), limits, on_approval)
     offered = scripts.registry.state.visible
-    description = description_override or describe_code(offered, described_sandbox(_home(runtime)))
+    description = description_override or describe_code(offered, _home(runtime))
     driver = _Driver(name=name_override, model=_ScriptModel(scripts), tools=[])
     driver.registry = scripts.registry
     made = driver.as_tool(

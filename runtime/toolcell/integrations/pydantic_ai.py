@@ -25,7 +25,7 @@ from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run import OnApproval, RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support.checks import check_kind
-from toolcell.tools import CODE_SCHEMA, Approve, Deny, Origin, ToolRegistry, ToolSpec, describe_code, described_sandbox
+from toolcell.tools import Approve, Deny, Origin, ToolRegistry, ToolSpec, code_spec, describe_code
 
 try:
     from pydantic import ValidationError
@@ -150,9 +150,11 @@ class CodeModeToolset(WrapperToolset[Any]):
         def offered(origin: Origin) -> list[Any]:
             return [registry.registered(name) for name in registry.names(origin)]
 
-        described = describe_code(offered, described_sandbox(runtime))
         definition = ToolDefinition(
-            name=RUN_CODE, description=described, parameters_json_schema=CODE_SCHEMA, sequential=True
+            name=RUN_CODE,
+            description=describe_code(offered, runtime),
+            parameters_json_schema=code_spec(runtime, {}).definition.parameters,
+            sequential=True,
         )
         retries = self._max_retries
         return _RunCode(

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "JournalStore", "options_of",
+    "JournalStore",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.journal.identity import options_of
     from toolcell.journal.store import JournalStore
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.journal.identity": "options_of",
             "toolcell.journal.store": "JournalStore",
         },
     )

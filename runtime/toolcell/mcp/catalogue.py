@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from toolcell.mcp.definitions import (
 from toolcell.mcp.structure import MAX_TOOLS
 from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.log import logger_of
-from toolcell.tools import Invoke, ToolOptions, ToolRegistry, ToolSpec
+from toolcell.tools import ToolContext, ToolOptions, ToolRegistry, ToolResult, ToolSpec
 
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000
@@ -77,7 +77,11 @@ class McpCatalogue:
     """What a server offers, in a registry."""
 
     def __init__(
-        self, namespace: str, registry: ToolRegistry, selection: Selection, invoke: Callable[[McpTool], Invoke]
+        self,
+        namespace: str,
+        registry: ToolRegistry,
+        selection: Selection,
+        invoke: Callable[[McpTool], Callable[[ToolContext], Awaitable[ToolResult]]],
     ) -> None:
         self._namespace, self._registry, self._selection, self._invoke = namespace, registry, selection, invoke
         self.tools: dict[str, McpTool] = {}

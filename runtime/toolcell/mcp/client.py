@@ -44,7 +44,7 @@ from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.host_work import about_bytes
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import ErrorCode, Invoke, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult, with_options
+from toolcell.tools import ErrorCode, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult, with_options
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress
@@ -380,7 +380,7 @@ class McpClient(OpenedInBlock):
 
     # Calls
 
-    def _invoke(self, tool: McpTool) -> Invoke:
+    def _invoke(self, tool: McpTool) -> Callable[[ToolContext], Awaitable[ToolResult]]:
         def invoke(context: ToolContext) -> Awaitable[ToolResult]:
             return self._call_at_home(tool, dict(context.call.args), context.for_any_thread())
 

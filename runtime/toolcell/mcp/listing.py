@@ -8,14 +8,11 @@ from mcp_types import Tool, ToolAnnotations
 
 from toolcell.config import CheckTypes, Limits
 from toolcell.tools import (
-    CODE_TEXT,
     CODE_TOOL,
-    DETAILS,
-    FOUND,
-    MAX_FOUND,
     SEARCH_TOOL,
     Origin,
-    described_sandbox,
+    describe_code,
+    search_spec,
     shown_within,
 )
 
@@ -74,12 +71,15 @@ CODE_OUTPUT: dict[str, Any] = {
     "required": ["outcome"],
 }
 
+_SEARCH: dict[str, Any] = search_spec({}).definition.parameters["properties"]
+_DETAIL: dict[str, Any] = {"type": "string", "enum": _SEARCH["detail"]["enum"]}
+
 SEARCH_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "query": {"type": "string", "description": "A few words: what the tool is to do."},
-        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_FOUND, "default": FOUND},
-        "detail": {"type": "string", "enum": [*DETAILS], "default": "signatures"},
+        "limit": _SEARCH["limit"],
+        "detail": _DETAIL | {"default": "signatures"},
     },
     "required": ["query"],
     "additionalProperties": False,
@@ -89,7 +89,7 @@ DESCRIBE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 50},
-        "detail": {"type": "string", "enum": [*DETAILS], "default": "full"},
+        "detail": _DETAIL | {"default": "full"},
     },
     "required": ["names"],
     "additionalProperties": False,
@@ -139,7 +139,7 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars:
 
 def code_text(runtime: Any, keeps_state: bool, shown_chars: int = SHOWN_CHARS) -> str:
     """Describe execute_code: what a script finds, and the tools that it may call, as far as there is room."""
-    text = CODE_TEXT + described_sandbox(runtime, keeps_state=keeps_state)
+    text = describe_code(lambda origin: (), runtime, keeps_state=keeps_state)
     tools = [(tool.definition, tool.options.returns) for tool in runtime.registry.snapshot().state.visible(Origin.CODE)]
     if not tools:
         return text

@@ -49,7 +49,6 @@ from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
 from toolcell.tools import (
     CODE_TOOL,
-    FOUND,
     SEARCH_TOOL,
     Event,
     EventBus,
@@ -305,7 +304,9 @@ class McpServer:
 
     async def _search(self, ctx: Context, args: dict[str, Any]) -> Answer:
         registry = self.runtime.registry.snapshot()
-        found = await registry.search_tools(args["query"], limit=args.get("limit", FOUND))
+        found = await registry.search_tools(
+            args["query"], limit=args.get("limit", listing.SEARCH_SCHEMA["properties"]["limit"]["default"])
+        )
         if not found:
             return text_answer(f"none of {len(registry.names(Origin.CODE))} tools fits; use other words")
         return text_answer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from toolcell.results.effects import Effect, Preflight, shown_effects
 from toolcell.support.call_text import call_text
@@ -221,6 +221,9 @@ class Suspension:
 @frozen
 class Divergence:
     """Where a run first differed from the record of an earlier run of the same script."""
+
+    MISSING_CALL: ClassVar[str] = "missing_call"
+    """Kind of a divergence whose line is in the recorded script: the new script makes no such call."""
 
     kind: str
     """call, extra_call, missing_call, no_answer, outcome, error, value, stdout, stderr, files."""

@@ -36,7 +36,6 @@ from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry
-from toolcell.tools.registry import registry_of
 from toolcell.tools.spec import RegisteredTool
 
 logger = logger_of("toolcell.runtime")
@@ -161,7 +160,7 @@ class Runs:
 
     def snapshot(self, given: CallableTools | Iterable[Any] | None) -> CallableTools:
         """Do the same while the runtime closes."""
-        found: CallableTools = self.registry if given is None else registry_of(given, "tools=")
+        found: CallableTools = self.registry if given is None else ToolRegistry.of(given, "tools=")
         found = found.snapshot()
         if self.requests is None or not isinstance(found, ToolRegistry):  # else a record answers
             return found

@@ -59,7 +59,7 @@ from toolcell.support import event_loop
 from toolcell.support.checks import brief, check_keywords, check_seconds, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.support.lru import Lru
-from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of, registry_of
+from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -281,7 +281,7 @@ class Client(OpenedInBlock, CodeRuntime):
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._has_tools, self._server_tools = registry is not None, server_tools
-        self.registry = registry_of(registry, "Client")
+        self.registry = ToolRegistry.of(registry, "Client")
         self._lifetime = Lifetime("Client", self._open)
         self._offers: Lru[Any, tuple[str, int, ToolRegistry]] = Lru(KEPT_OFFERS)
         """Toolsets that the service has: by what is in them, its session, their number and their tools."""
@@ -543,7 +543,7 @@ class Client(OpenedInBlock, CodeRuntime):
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
 
     def _tools_of(self, tools: Iterable[Any] | Any) -> ToolRegistry:
-        given: Any = self.registry if tools is None else registry_of(tools, "tools=")
+        given: Any = self.registry if tools is None else ToolRegistry.of(tools, "tools=")
         if not isinstance(given, ToolRegistry):
             raise UsageError(f"tools= of a Client takes a ToolRegistry or a list of tools, not {type(given).__name__}")
         return given.snapshot()

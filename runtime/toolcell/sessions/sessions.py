@@ -17,7 +17,7 @@ from toolcell.sessions.state import SessionHost
 from toolcell.settings import settings_of
 from toolcell.support.checks import check_keywords
 from toolcell.support.event_loop import ChangeEvent
-from toolcell.tools.registry import registry_of
+from toolcell.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from toolcell.sessions.session import Session
@@ -150,7 +150,7 @@ class Sessions:
             ident=os.urandom(16).hex() if name is None else check_name(name),
             limits=limits,
             settings=session_settings(limits, options),
-            tools=registry_of(tools, "tools=") if tools is not None else None,
+            tools=ToolRegistry.of(tools, "tools=") if tools is not None else None,
             context=options.get("context"),
             is_named=name is not None,
             restores=restores,

@@ -19,7 +19,7 @@ from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOpti
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import SYNONYMS, brief, fields_known, suggestion
-from toolcell.tools.spec import Decode, Invoke, ToolSpec
+from toolcell.tools.spec import Decode, Invoke, RegisteredTool, ToolSpec
 from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
@@ -270,6 +270,13 @@ def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, 
         return functools.partial(function, **context.call.named, **own)
 
     return _threaded(bind, function, blocking)
+
+
+def preview_of(tool: RegisteredTool) -> RegisteredTool:
+    """Return the tool that shows, in place of this one, what a call of it would do."""
+    assert tool.options.preview is not None
+    spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
+    return RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -83,11 +83,8 @@ def offers(offered: Offered, name: str) -> bool:
     return any(tool.name == name for tool in offered(Origin.MODEL))
 
 
-def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, keeps_state: bool = False) -> str:
-    """Describe what a script finds in the sandboxes of `runtime`, as far as that is known: limits and packages.
-
-    `limits`: of each script, when they are not the runtime's. `keeps_state`: the scripts are those of a session.
-    """
+def _described_sandbox(runtime: CodeRuntime, limits: Limits | None, keeps_state: bool) -> str:
+    """Describe what a script finds in the sandboxes of `runtime`, as far as that is known: limits and packages."""
     limits, packages = limits or runtime.limits, runtime.packages
     state = _KEPT if keeps_state else _AFRESH
     hosts = ", ".join(runtime.hosts[:MAX_HOSTS])
@@ -114,13 +111,22 @@ def described_sandbox(runtime: CodeRuntime, limits: Limits | None = None, *, kee
     )
 
 
-def describe_code(offered: Offered, sandbox: str = "", shown_chars: int = SHOWN_CHARS) -> str:
+def describe_code(
+    offered: Offered,
+    runtime: CodeRuntime,
+    limits: Limits | None = None,
+    *,
+    keeps_state: bool = False,
+    shown_chars: int = SHOWN_CHARS,
+) -> str:
     """Describe `execute_code` for a model that may use what is offered.
 
-    The tools that its code may call are told in as much detail as `shown_chars` has room for.
+    The tools that its code may call are told in as much detail as `shown_chars` has room for. `limits`: of each script,
+    when they are not the runtime's. `keeps_state`: the scripts are those of a session.
     """
     tools = list(offered(Origin.CODE))
-    text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if offers(offered, PLAN_TOOL) else "") + sandbox
+    text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if offers(offered, PLAN_TOOL) else "")
+    text += _described_sandbox(runtime, limits, keeps_state)
     if not tools:
         return text
     detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
@@ -261,7 +267,7 @@ def code_spec(
         options=with_options(known, options),
         source=runtime,
         args_prefix=f"invalid {CODE_TOOL} args: ",
-        describe=lambda offered: describe_code(offered, described_sandbox(runtime), shown_chars),
+        describe=lambda offered: describe_code(offered, runtime, shown_chars=shown_chars),
         requires_result=True,
     )
 

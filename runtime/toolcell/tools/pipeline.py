@@ -993,8 +993,3 @@ async def _refuse_surplus(
         results.append(await _told(on_result, call, await refuse(state, call, refusal)))
         await turn.give_way()
     return results
-
-
-def ends_run(results: Sequence[ToolResult]) -> bool:
-    """True when every result of a batch asks to stop the run; an empty batch never does."""
-    return bool(results) and all(result.terminate for result in results)

@@ -32,9 +32,9 @@ from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import brief, check_kind, did_you_mean
 from toolcell.support.log import logger_of
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
-from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of
+from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL, CodeRuntime, code_spec, flows_of
 from toolcell.tools.pipeline import OnResult, answer_call, refuse, run_batch, run_call
-from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
+from toolcell.tools.search import FOUND, find_by_meaning, is_large, listed_within, named_of, search_spec
 from toolcell.tools.spec import (
     Middleware,
     RegisteredTool,
@@ -285,6 +285,29 @@ class ToolRegistry:
 
     # Tools that toolcell itself has
 
+    @staticmethod
+    def of(tools: Any, what: str) -> Any:
+        """Return the registry that was given as `what`, or one of the list of tools that was given instead.
+
+        Raises:
+            UsageError: it is neither; `what` names it.
+            RegistrationError: something in the list is not a tool.
+        """
+        if tools is None:
+            return ToolRegistry()
+        if isinstance(tools, type):
+            raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not a class; write {tools.__name__}()")
+        if hasattr(tools, "snapshot"):
+            return tools
+        listed = list(tools) if isinstance(tools, Iterable) and not isinstance(tools, str | bytes | Mapping) else None
+        if listed is None:
+            cure = "; write [...] around it" if callable(tools) or hasattr(tools, "execute") else ""
+            raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not {brief(tools)}{cure}")
+        if names := [each for each in listed if isinstance(each, str)]:
+            cure = f"some tools of a registry are registry.subset({names!r:.80})"
+            raise UsageError(f"{what} takes tools, not names; {cure}")
+        return ToolRegistry(listed)
+
     def enable_plan_execution(self, **options: Any) -> None:
         """Offer `execute_plan` to the model.
 
@@ -314,6 +337,11 @@ class ToolRegistry:
             RegistrationError: another tool has this name.
         """
         self.enable(search_spec(options))
+
+    def enable_search_of_many(self, shown_chars: int) -> None:
+        """Offer `search_tools` where the catalogue is too large to be shown, unless a tool of that name is there."""
+        if is_large(self._state.visible(Origin.MODEL), shown_chars) and not self.has(SEARCH_TOOL):
+            self.add(search_spec({}))
 
     def enable(self, spec: ToolSpec) -> None:
         """Offer one of these tools in place of the one before.
@@ -852,28 +880,6 @@ class ToolRegistry:
     def __repr__(self) -> str:
         frozen = ", frozen" if self._frozen else ""
         return f"<ToolRegistry of {len(self)} tools{frozen}: {', '.join([*self][:8])}>"
-
-
-def registry_of(tools: Any, what: str) -> Any:
-    """Return the registry that was given as `what`, or one of the list of tools that was given instead.
-
-    Raises:
-        UsageError: it is neither; `what` names it.
-        RegistrationError: something in the list is not a tool.
-    """
-    if tools is None:
-        return ToolRegistry()
-    if isinstance(tools, type):
-        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not a class; write {tools.__name__}()")
-    if hasattr(tools, "snapshot"):
-        return tools
-    listed = list(tools) if isinstance(tools, Iterable) and not isinstance(tools, str | bytes | Mapping) else None
-    if listed is None:
-        cure = "; write [...] around it" if callable(tools) or hasattr(tools, "execute") else ""
-        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not {brief(tools)}{cure}")
-    if names := [each for each in listed if isinstance(each, str)]:
-        raise UsageError(f"{what} takes tools, not names; some tools of a registry are registry.subset({names!r:.80})")
-    return ToolRegistry(listed)
 
 
 def tool(

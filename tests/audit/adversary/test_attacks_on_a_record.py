@@ -29,7 +29,7 @@ from toolcell.audit.chain_check import (
     UNKNOWN_KEY,
 )
 from toolcell.audit.records import event_digest, event_of, hash_digest
-from toolcell.audit.signatures import Head, default_heads_dir, saved_heads
+from toolcell.audit.signatures import Head, default_heads_dir
 from toolcell.audit.sqlite_record import PAGE_BYTES
 from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.audit.verification import BAD_BLOB, BAD_HEAD, CHAIN_MISSING, NOT_CLOSED, VIEW_DIFFERS, WRONG_LOG
@@ -202,7 +202,7 @@ def test_each_attack_on_the_file_is_found_and_nothing_it_touched_is_shown_as_ver
 
 def test_every_event_removed_and_every_two_neighbours_swapped_are_found(filled: Ledger, tmp_path: Path) -> None:
     whole = filled.path.read_bytes()
-    heads = saved_heads(filled.verify().log)
+    heads = Head.saved(filled.verify().log)
     for chain, last in filled.rows("SELECT writer, max(n) FROM event GROUP BY writer"):
         for n in range(1, last + 1):
             filled.rows("DELETE FROM event WHERE writer = ? AND n = ?", chain, n)

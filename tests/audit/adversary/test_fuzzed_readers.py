@@ -24,9 +24,9 @@ from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay_diff import Comparison
 from toolcell.audit.retention import removals
-from toolcell.audit.run_diff import compare_runs
+from toolcell.audit.run_diff import RunChange
 from toolcell.audit.sinks import AuditEvent
-from toolcell.control.replays import AnsweringTools, recorded_result, runtime_options, script_calls
+from toolcell.control.replays import AnsweringTools, recorded_result, runtime_options
 from toolcell.errors import ToolcellError
 from toolcell.results import ExecutionResult, Outcome
 
@@ -46,7 +46,7 @@ def each_reader(ledger: Ledger) -> None:
             attempt(lambda summary=summary: receipt.check(receipt.export(index, summary), [ledger.key]))
     for run in runs:
         json.dumps(run.to_dict())
-        list(compare_runs(run, runs[0]))
+        list(RunChange.between(run, runs[0]))
         attempt(lambda run=run: replay_parts(run))
 
 
@@ -60,7 +60,7 @@ def attempt(work: Callable[[], Any]) -> None:
 def replay_parts(run: RecordedRun) -> None:
     """What a replay does with a record before and after the script runs."""
     AnsweringTools(run, {}, None, None).definitions()
-    for call in script_calls(run).values():
+    for call in run.script_calls().values():
         recorded_result(call)
         Comparison(run).call(call, "search", {"query": "x"})
     if run.end:

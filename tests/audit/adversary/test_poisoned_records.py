@@ -21,7 +21,7 @@ from toolcell.audit import records
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
-from toolcell.audit.signatures import load_heads
+from toolcell.audit.signatures import Head
 from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.cli import audit_terminal
 from toolcell.control.replays import runtime_options
@@ -187,7 +187,7 @@ def test_json_of_any_depth_is_refused_in_every_file(ledger: Ledger, tmp_path: Pa
     ledger.fill(1)
     file = tmp_path / "hostile.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    for reader in (read, load_heads):
+    for reader in (read, Head.load):
         with pytest.raises(AuditError):
             reader(file)
 

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "IMAGE", "KubernetesBackend", "PodSettings", "check_name", "manifests", "to_yaml",
+    "KubernetesBackend", "PodSettings", "manifests",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
-    from toolcell.sandbox.kubernetes.cluster import manifests, to_yaml
-    from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
+    from toolcell.sandbox.kubernetes.cluster import manifests
+    from toolcell.sandbox.kubernetes.pods import PodSettings
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
-            "toolcell.sandbox.kubernetes.cluster": "manifests to_yaml",
-            "toolcell.sandbox.kubernetes.pods": "IMAGE PodSettings check_name",
+            "toolcell.sandbox.kubernetes.cluster": "manifests",
+            "toolcell.sandbox.kubernetes.pods": "PodSettings",
         },
     )

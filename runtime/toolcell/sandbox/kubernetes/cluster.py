@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from toolcell.errors import MissingPackage, SandboxUnavailable
+from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
-from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY, PodSettings, pod_template
+from toolcell.sandbox.kubernetes.pods import CONTAINER, IMAGE, RELAY, PodSettings, check_name, pod_template
+from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
 
 # Bytes to and from a program that is executed in a pod, over one WebSocket through the API server.
@@ -446,7 +447,17 @@ def manifests(
     replicas: int = 2,
     service_account: str = "default",
 ) -> list[dict[str, Any]]:
-    """Return the objects. `service_account`: of the caller, in the same namespace."""
+    """Return the objects. `service_account`: of the caller, in the same namespace.
+
+    Raises:
+        UsageError: a name is none of Kubernetes.
+    """
+    names = {"pool": pool, "namespace": namespace, "service-account": service_account}
+    for flag, name in (names | {"runtime-class": settings.runtime_class or pool}).items():
+        check_name(f"--{flag}", name)
+    if not IMAGE.fullmatch(settings.image):
+        wanted = "--image takes a name such as registry.example/toolcell/service:0.1.0"
+        raise UsageError(f"{wanted}, not {brief(settings.image)}")
     metadata = {"name": pool, "namespace": namespace}
     return [
         {
@@ -490,17 +501,3 @@ def manifests(
 
 def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-
-
-def to_yaml(objects: list[dict[str, Any]]) -> str:
-    """Return objects as kubectl reads them.
-
-    Raises:
-        MissingPackage: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as exc:
-        raise MissingPackage("manifests need PyYAML: pip install 'toolcell[kubernetes]'") from exc
-    text: str = yaml.safe_dump_all(objects, sort_keys=False)
-    return text

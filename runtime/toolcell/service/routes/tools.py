@@ -7,17 +7,17 @@ from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
-from toolcell.journal import options_of
 from toolcell.service.endpoints import TEXT, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import ToolAnswer, ToolList, ToolsQuery
-from toolcell.tools import Origin, ToolDefinition, ToolRegistry
+from toolcell.tools import Origin, ToolDefinition, ToolOptions, ToolRegistry
 
 
 def tool_members(registry: ToolRegistry, tool: ToolDefinition) -> dict[str, Any]:
     """Return what is told of a tool."""
-    options = options_of(registry, tool.name)
+    registered = registry.registered(tool.name)
+    options = registered.options if registered is not None else ToolOptions()
     return {
         "name": tool.name,
         "description": tool.description,

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import anyio
 
+from toolcell.calls.call import Approvals
 from toolcell.control import revert_spec
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, UsageError
 from toolcell.results import ToolCallRecord
@@ -20,16 +21,14 @@ from toolcell.service.socket.link import Asked, RequestLost, ServiceLink
 from toolcell.service.socket.messages import Message, Notification, Request, Response
 from toolcell.service.socket.values import failed_answer, plain_answer, read_answer, reader, unusable
 from toolcell.tools import (
-    Approvals,
     Approve,
     Call,
     Origin,
     RegisteredTool,
-    RegistryState,
     RunContext,
     ToolRegistry,
     ToolResult,
-    keyword_invoke,
+    preview_of,
     run_call,
 )
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
@@ -94,7 +93,7 @@ class CallerTools:
             return await self._revert(tool_call, context)
         state = self.tools.state
         if tool_call.kind == "preview":
-            state = self._with_preview(state, tool_call.tool)
+            state = replace(state, tools={tool_call.tool: preview_of(self._find_tool(tool_call.tool))})
         if tool_call.is_approved or tool_call.kind == "preview":
             context = context.having(_Approved())
         call = self.tools.new_call(
@@ -134,12 +133,6 @@ class CallerTools:
 
     def _origin(self, origin: str) -> Origin:
         return Origin.PLAN if origin == Origin.PLAN else Origin.CODE
-
-    def _with_preview(self, state: RegistryState, name: str) -> RegistryState:
-        tool = self._find_tool(name)
-        assert tool.options.preview is not None
-        spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
-        return replace(state, tools={name: RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)})
 
     async def _revert(self, tool_call: AskedCall, context: RunContext) -> ToolResult:
         tool = self._find_tool(tool_call.tool)

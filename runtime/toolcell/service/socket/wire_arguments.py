@@ -14,7 +14,7 @@ from toolcell.run import InputFiles, RunOptions, Script, guest_files
 from toolcell.service.socket.arguments import TOOL_OPTIONS, WHO
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief
-from toolcell.tools import RegisteredTool, RegistrySettings, RegistryState, RunContext, ToolOptions, ToolRegistry
+from toolcell.tools import RegisteredTool, RunContext, ToolRegistry
 
 KEPT_OFFERS: Final = 4
 """Toolsets of a caller that the service keeps. The one that was not used for longest is forgotten."""
@@ -28,8 +28,7 @@ def offered_tools(tools: CallableTools) -> list[dict[str, Any]]:
     """
     if not isinstance(tools, ToolRegistry):
         raise UsageError(f"a Client takes the tools of a ToolRegistry, not of {type(tools).__name__}")
-    state = tools.state
-    return [_offered(tool, state, tools) for tool in state.tools.values()]
+    return [_offered(tool, tools) for tool in tools.state.tools.values()]
 
 
 def offer_key(tools: ToolRegistry) -> tuple[Any, ...]:
@@ -39,13 +38,13 @@ def offer_key(tools: ToolRegistry) -> tuple[Any, ...]:
     return (*((name, id(tool)) for name, tool in state.tools.items()), *rules)
 
 
-def _offered(tool: RegisteredTool, state: RegistryState, tools: ToolRegistry) -> dict[str, Any]:
-    definition = state.definition(tool)
+def _offered(tool: RegisteredTool, tools: ToolRegistry) -> dict[str, Any]:
+    state, definition = tools.state, tools.state.definition(tool)
     return {
         "name": tool.name,
         "description": definition.description,
         "parameters": definition.checked_parameters,
-        "options": _options(tool.options, tool, tools.settings),
+        "options": _options(tool, tools),
         "callable_from": sorted(map(str, tool.options.callable_from)),
         "hidden_from": sorted(str(origin) for origin in EVERY_ORIGIN if not state.permits(tool, origin)),
         "has_preview": tool.options.preview is not None,
@@ -53,7 +52,8 @@ def _offered(tool: RegisteredTool, state: RegistryState, tools: ToolRegistry) ->
     }
 
 
-def _options(options: ToolOptions, tool: RegisteredTool, settings: RegistrySettings) -> dict[str, Any]:
+def _options(tool: RegisteredTool, tools: ToolRegistry) -> dict[str, Any]:
+    options, settings = tool.options, tools.settings
     plain = {name: getattr(options, name) for name in TOOL_OPTIONS}
     plain["returns"] = None if options.returns is None else dict(options.returns)
     plain["reads"], plain["sends"] = sorted(options.reads), sorted(options.sends)

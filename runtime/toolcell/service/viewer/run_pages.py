@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit import TRUST_TEXTS, Index, RecordedRun, RunSummary, shown_text
+from toolcell.audit import Index, RecordedRun, RunSummary, Trust, shown_text
 from toolcell.control import Replay
 from toolcell.errors import UsageError
 from toolcell.service.viewer.rendering import as_download, as_image
@@ -44,7 +44,7 @@ async def show(visit: Visit) -> Response:
         summary=summary,
         run=run,
         shown=on_page(run, max(1, first)),
-        trust_text=TRUST_TEXTS[summary.trust][1],
+        trust_text=Trust(summary.trust).text,
         replayable=run.kind == "code" and run.source is not None and visit.visitor.can(EXECUTE),
     )
 

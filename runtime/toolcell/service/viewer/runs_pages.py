@@ -12,9 +12,8 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from toolcell.audit import ABORTED, UNFINISHED, Filter, Index, RunSummary, Trust
+from toolcell.audit import Filter, Index, RunSummary, Trust
 from toolcell.errors import UsageError
-from toolcell.results import Outcome
 from toolcell.service.viewer.site import Visit, page
 from toolcell.service.viewer.visitors import READ
 from toolcell.support.times import parse_time
@@ -23,7 +22,6 @@ PAGE: Final = 50
 MAX_LOOKED_AT: Final = 1000
 """Runs that one page looks at for one with the wanted trust: how far a run can be trusted is in no index."""
 MAX_NEW: Final = 200
-OUTCOMES: Final = (*map(str, Outcome), ABORTED, UNFINISHED)
 FIELDS: Final = ("q", "outcome", "tool", "trust", "session", "user", "since", "until")
 """Fields of the form, and of the address."""
 
@@ -47,7 +45,7 @@ def wanted_of(params: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
         UsageError: a value is not one of the possible ones.
     """
     asked = {name: value[:200] for name in FIELDS if (value := params.get(name, "").strip())}
-    for name, known in (("outcome", OUTCOMES), ("trust", [*Trust])):
+    for name, known in (("outcome", RunSummary.OUTCOMES), ("trust", [*Trust])):
         if name in asked and asked[name] not in known:
             raise UsageError(f"{name} {asked[name]!r}: want one of {', '.join(known)}")
     tool = asked.get("tool")
@@ -132,7 +130,7 @@ async def runs(visit: Visit) -> Response:
     return visit.page(
         "runs",
         asked=asked,
-        outcomes=OUTCOMES,
+        outcomes=RunSummary.OUTCOMES,
         trusts=[*Trust],
         total=total,
         is_newest=before is None,

@@ -5,16 +5,13 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "ImageRef", "build", "check", "debian_base", "reference",
+    "build", "check", "debian_base", "reference",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.images import build, check, debian_base, reference
-    from toolcell.sandbox.docker.images.reference import ImageRef
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {
-            "toolcell.sandbox.docker.images.reference": "ImageRef",
-        },
+        {},
     )
