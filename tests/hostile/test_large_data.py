@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp.client.client import Client as Mcp
+from mcp_types import CallToolResult
 
 from hostile.loop_silence import watched
 from service.client_serving import serving
 from toolcell import Runtime, ToolRegistry
+from toolcell.mcp.server import McpServer
 from toolcell.service import Client
 
 pytestmark = [pytest.mark.isolation, pytest.mark.parametrize("anyio_backend", ["asyncio"]), pytest.mark.anyio]
@@ -20,6 +23,7 @@ pytestmark = [pytest.mark.isolation, pytest.mark.parametrize("anyio_backend", ["
 SILENCE_S = 0.04
 """One thread has the interpreter for 5 ms; one step in C, such as packing all of the data, takes up to 10 ms."""
 
+ORDER = "call_tool('order', value=x)"
 SCRIPT = "set_result(len(call_tool('echo', value=x)))"
 DATA: dict[str, Any] = {
     "numbers": [2**62 + number for number in range(50_000)],
@@ -37,6 +41,11 @@ def registry() -> ToolRegistry:
     def echo(value: Any) -> Any:
         """Return what was sent."""
         return value
+
+    @made.tool(requires_approval=True)
+    def order(value: Any) -> str:
+        """Order what was sent."""
+        return "ordered"
 
     return made
 
@@ -56,6 +65,21 @@ async def sender(route: str, folder: Path) -> AsyncIterator[Send]:
     async with Runtime(registry(), record=folder / "runs.db") as runtime:
         if route == "code":
             yield lambda value: runtime.execute_code(SCRIPT, inputs={"x": value})
+        elif route == "dry run":
+            yield lambda value: runtime.execute_code(ORDER, inputs={"x": value}, dry_run=True)
+        elif route == "suspended":
+            yield lambda value: runtime.execute_code(ORDER, inputs={"x": value}, on_approval="suspend")
+        elif route in ("MCP", "MCP's tool"):
+            async with (
+                McpServer(runtime, has_one_client=True, exposes_tools=True) as server,
+                Mcp(server.server) as client,
+            ):
+                if route == "MCP":
+                    yield lambda value: client.call_tool(
+                        "execute_code", {"code": "set_result(x[:1_000_000])", "inputs": {"x": value}}
+                    )
+                else:
+                    yield lambda value: client.call_tool("echo", {"value": value})
         elif route == "plan":
             yield lambda value: runtime.execute_plan([{"tool": "echo", "args": {"value": value}}])
         else:
@@ -69,11 +93,17 @@ def is_right(answer: Any, value: Any) -> bool:
             return bool(answer.json()["value"] == len(value))
         case list():
             return bool(answer[0]["status"] == "ok")
+        case CallToolResult():
+            return not answer.is_error
+        case _ if answer.suspension is not None or answer.effects:
+            return True
     return bool(answer.value == len(value))
 
 
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("route", ["plan", "code", "session", "http", "websocket"])
+@pytest.mark.parametrize(
+    "route", ["plan", "code", "session", "dry run", "suspended", "MCP", "MCP's tool", "http", "websocket"]
+)
 async def test_large_data_keeps_no_event_loop(route: str, kind: str, tmp_path: Path) -> None:
     async with sender(route, tmp_path) as send:
         await send("small")

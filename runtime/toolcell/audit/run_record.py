@@ -226,8 +226,8 @@ class RunRecord(Feature):
         Raises:
             AuditError: this event, or an earlier one of the run, could not be written.
         """
-        logs = result.logs
-        if not wait and is_large([result.value, logs.stdout, logs.stderr]):
+        logs, waiting = result.logs, result.suspension.calls if result.suspension is not None else ()
+        if not wait and is_large([result.value, logs.stdout, logs.stderr, *(call.args for call in waiting)]):
             return False
         printed = [[entry.stream, entry.text] for entry in logs.entries]
         is_written = self._end(
@@ -241,17 +241,19 @@ class RunRecord(Feature):
             files=[[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
             error=_error_fields(result.error) if result.error is not None else None,
             usage=_usage_fields(result.usage),
-            extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {})
-            | self._waits(result.suspension.calls if result.suspension is not None else ()),
+            extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._waits(waiting),
         )
         if is_written and self.problem is not None:
             raise self.problem
         return is_written
 
     def end_calls(self, wait: bool = False) -> bool:
-        """Record the end of a run without a sandbox. False: another process must be waited for."""
+        """Record the end of a run without a sandbox. False: nothing was written, as by `end`."""
         link = self._context.scope.link
-        waits = self._waits(link.waits if link is not None else ())
+        waiting = link.waits if link is not None else ()
+        if not wait and is_large([call.args for call in waiting]):
+            return False
+        waits = self._waits(waiting)
         return self._end("suspended" if waits else "ok", wait=wait, error=None, extra=waits)
 
     def _waits(self, calls: Iterable[PendingCall]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolcell.support.checks import brief, text_of
+from toolcell.support.host_work import NUMBERS
 from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -300,7 +301,7 @@ def plain_or_text(value: Any, *, is_member: bool = False) -> Any:
     return brief(value)
 
 
-SCALARS = frozenset({str, int, float, bool, type(None)})
+SCALARS = NUMBERS | {str}
 """What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
 
 
@@ -327,7 +328,7 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
     while level:
         below: list[Any] = []
         for each in level:
-            if type(each) in _SMALL:
+            if type(each) in NUMBERS:
                 continue
             is_list = isinstance(each, (dict, list, tuple))
             if is_list:
@@ -354,7 +355,6 @@ def count_values(value: Any, most: int) -> int:
 
 
 _CONTAINERS = frozenset({dict, list, tuple})
-_SMALL = SCALARS - {str}
 
 
 def json_copy(value: Any) -> Any:

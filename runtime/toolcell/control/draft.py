@@ -119,7 +119,7 @@ class Draft(DryRun):
             return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
         self.count += 1
         self._ids.add(f"effect-{self.count}")
-        self.size += about_bytes([call.args, call.raw_args])
+        self.size += 2 * about_bytes(call.raw_args)  # as they were sent, and as they were checked
         self.collected.append(
             Collected(f"effect-{self.count}", call, call.run.state.labels.names, depends_on=depends_on)
         )

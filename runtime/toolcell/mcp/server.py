@@ -23,6 +23,7 @@ from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.checker_process import find_problem
 from toolcell.calls.events import TOOL_UPDATE
 from toolcell.calls.result import without_bytes
+from toolcell.calls.values import is_large
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
@@ -44,6 +45,7 @@ from toolcell.results import Array, ExecutionResult, Outcome, Suspension, Table
 from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunOptions, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support import daemon_threads
 from toolcell.support.checks import check_count
 from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
@@ -236,7 +238,8 @@ class McpServer:
                 asked: dict[str, Any] = {call.id: types.ElicitRequest(params=question(call)) for call in waiting.calls}
                 return types.InputRequiredResult(input_requests=asked, request_state=waiting.to_json())
             result = await self._carry_on(ctx, waiting.to_json(), await self._ask(ctx, waiting))
-        return answer(result, with_logs=self.runtime.policy.logs_to_model)
+        make = partial(answer, result, with_logs=self.runtime.policy.logs_to_model)
+        return await _in_thread_if_large([result.value, result.logs.text], make)
 
     async def _ask(self, ctx: Context, waiting: Suspension) -> dict[str, Any]:
         decisions = dict[str, Any]()
@@ -365,28 +368,15 @@ class McpServer:
 
     async def _of_row(self, rows: PlanRows, name: str) -> types.CallToolResult:
         """Return what came of a plan's only step, a call of this tool, with the files that it returned."""
-        tool, schema = self.runtime.registry.registered(name), self._output(name)
-        row = rows[0]
-        if row["status"] != "ok":
-            return failed(str(row.get("error", row["status"])))
-        given = row.get("result")
-        value = without_bytes(given)
-        if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
-            value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
-        text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
-        content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
-        if schema is None:
-            data = structured_value(given) if isinstance(given, Array | Table) else None
-            structured = json.loads(json_text(data)) if isinstance(data, dict) else None
-            return types.CallToolResult(content=content, structured_content=structured)
-        if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
-            return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
-        plain = json.loads(json_text(value))
-        structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
+        schema = self._output(name)
+        made = await _in_thread_if_large(rows[0].get("result"), partial(_answer_of_row, rows, schema))
+        if schema is None or made.is_error:
+            return made
+        tool = self.runtime.registry.registered(name)
         is_foreign = tool is None or tool.spec.is_foreign
-        if (problem := await find_problem(schema, structured, is_foreign=is_foreign)) is not None:
+        if (problem := await find_problem(schema, made.structured_content, is_foreign=is_foreign)) is not None:
             return failed(f"its result is not of the type that it declares: {problem.message}")
-        return types.CallToolResult(content=content, structured_content=structured)
+        return made
 
     def _output(self, name: str) -> dict[str, Any] | None:
         tool = self.runtime.registry.registered(name)
@@ -397,6 +387,32 @@ def _rows(result: ExecutionResult) -> PlanRows:
     rows = PlanRows(result.value, result.run_id, result.journal_id)
     rows.suspension, rows.files = result.suspension, result.files
     return rows
+
+
+async def _in_thread_if_large(value: Any, make: Callable[[], types.CallToolResult]) -> types.CallToolResult:
+    return await daemon_threads.run_large(make) if is_large(value) else make()
+
+
+def _answer_of_row(rows: PlanRows, schema: dict[str, Any] | None) -> types.CallToolResult:
+    """Return the answer to the only step of a plan. `schema`: what its tool declares, which is not checked here."""
+    row = rows[0]
+    if row["status"] != "ok":
+        return failed(str(row.get("error", row["status"])))
+    given = row.get("result")
+    value = without_bytes(given)
+    if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
+        value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
+    text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
+    content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
+    if schema is None:
+        data = structured_value(given) if isinstance(given, Array | Table) else None
+        structured = json.loads(json_text(data)) if isinstance(data, dict) else None
+        return types.CallToolResult(content=content, structured_content=structured)
+    if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
+        return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
+    plain = json.loads(json_text(value))
+    structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
+    return types.CallToolResult(content=content, structured_content=structured)
 
 
 def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:

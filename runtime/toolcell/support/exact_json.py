@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from toolcell.support.host_work import NUMBERS
 from toolcell_bridge.wire.tables import TABLES, Array, Table, from_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -237,7 +238,9 @@ def is_small(data: object, most: int = SMALL) -> bool:
     while rest:
         value = rest.pop()
         left -= 1
-        if isinstance(value, str | bytes | bytearray):
+        if type(value) in NUMBERS:
+            pass
+        elif isinstance(value, str | bytes | bytearray):
             left -= len(value)
         elif isinstance(value, Mapping):
             left -= len(value)
