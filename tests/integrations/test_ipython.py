@@ -145,7 +145,7 @@ class TestCells:
         cell = '%%toolcell\nraise ValueError("\\x1b]52;c;aGk=\\x07a\\u202eb")'
         assert failed(shell, cell) == "the cell ended with error: ValueError: a\\u202eb"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("cell", "says"),
         [
             ("%%toolcell --inputs nothing\n1", "no variable 'nothing'"),

@@ -1,7 +1,7 @@
 """Two scripts of one response of a model, in each framework's own loop: both run, and each has its own answer.
 
-A framework whose models write one program in a response has two programs at once instead. `.ci/frameworks` runs the rows
-of its group; elsewhere those of the frameworks that are installed run.
+A framework whose models write one program in a response has two programs at once instead. `.ci/frameworks` runs
+them; elsewhere those of the frameworks that are installed run.
 """
 
 from __future__ import annotations
