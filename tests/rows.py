@@ -14,7 +14,9 @@ Test = Callable[..., Any]
 
 
 def each_row(names: str | Sequence[str], rows: Collection[Any], ids: Any = None) -> Callable[[Test], Test]:
-    """Run a test for each row, like `pytest.mark.parametrize`, but as one test. Its fixtures are made once for all rows."""
+    """Run a test for each row, like `pytest.mark.parametrize`, but as one test. Its fixtures are made once for all rows,
+    but for `tmp_path` and `monkeypatch`, which each row has anew.
+    """
     columns = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [_row(row, columns, number, ids) for number, row in enumerate(rows) if not _left_out(row)]
 
@@ -28,18 +30,18 @@ def each_row(names: str | Sequence[str], rows: Collection[Any], ids: Any = None)
             @functools.wraps(test)
             async def of_all(*args: Any, **given: Any) -> None:
                 failures: list[BaseException] = []
-                for name, row in table:
-                    with _collected(failures, name):
-                        await test(*args, **given, **row)
+                for number, (name, row) in enumerate(table):
+                    with _collected(failures, name), _of_its_own(given, number) as rest:
+                        await test(*args, **rest, **row)
                 failed(failures)
         else:
 
             @functools.wraps(test)
             def of_all(*args: Any, **given: Any) -> None:
                 failures: list[BaseException] = []
-                for name, row in table:
-                    with _collected(failures, name):
-                        test(*args, **given, **row)
+                for number, (name, row) in enumerate(table):
+                    with _collected(failures, name), _of_its_own(given, number) as rest:
+                        test(*args, **rest, **row)
                 failed(failures)
 
         signature = inspect.signature(test)
@@ -57,6 +59,17 @@ def _collected(failures: list[BaseException], name: str) -> Iterator[None]:
     except (Exception, pytest.fail.Exception) as exc:
         exc.add_note(f"row: {name}")
         failures.append(exc)
+
+
+@contextmanager
+def _of_its_own(given: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """A row has a folder of its own, and what it patches is undone at its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        own: dict[str, Any] = {"monkeypatch": patch}
+        if "tmp_path" in given:
+            own["tmp_path"] = given["tmp_path"] / f"row-{number}"
+            own["tmp_path"].mkdir()
+        yield given | {name: value for name, value in own.items() if name in given}
 
 
 def _left_out(row: Any) -> bool:

@@ -108,7 +108,7 @@ def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize("page", ["README.md", "docs/authoring-tools.md", "docs/plans.md"])
+@each_row("page", ["README.md", "docs/authoring-tools.md", "docs/plans.md"])
 def test_programs_of_a_page_print_what_it_says(page: str) -> None:
     programs = PROGRAM.findall((ROOT / page).read_text(encoding="utf-8"))
     assert programs

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agents.api_server import ApiServer, completion, message, ok, serving, text, tool_use
+from rows import each_row
 from toolcell.tools import ToolCall
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
@@ -140,7 +141,7 @@ async def draw() -> bytes:
 print('''
 
 
-@pytest.mark.parametrize("heading", ["Chat Completions", "Responses", "Messages"])
+@each_row("heading", ["Chat Completions", "Responses", "Messages"])
 def test_each_shows_the_model_a_picture(heading: str) -> None:
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")

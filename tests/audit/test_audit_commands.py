@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.audit import keys
 from toolcell.audit.reader import RecordedCall
@@ -75,7 +76,7 @@ def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
     assert "bbbb2222" in lines[2]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "expected"),
     [
         (["--tool", "fail"], ["aaaa1111"]),
@@ -336,7 +337,7 @@ def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
     assert keys.load_signer(tmp_path / "a.key").algorithm == keys.HMAC
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ["show", "nothing"],
@@ -357,7 +358,7 @@ def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str
     assert err.strip()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (["verify", "nodir/"], "there is no record nodir"),
@@ -523,9 +524,7 @@ def test_a_replay_can_be_stepped_through(replayable: Ledger) -> None:
 # Pieces
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1.5d", 129_600), ("1w", 604_800)]
-)
+@each_row(("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1.5d", 129_600), ("1w", 604_800)])
 def test_a_time_ago_is_understood(text: str, seconds: int) -> None:
     now = time.time_ns()
 
@@ -541,7 +540,7 @@ def test_dates_and_times_are_local() -> None:
     assert audit_terminal.show_time(parse_time("2026-11-21T14:30:05"))[:19] == "2026-11-21 14:30:05"
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "5 minutes", "-3h", "99999-01-01", "9" * 400 + "w", "٣h"])
+@each_row("text", ["", "soon", "2026-13-01", "5 minutes", "-3h", "99999-01-01", "9" * 400 + "w", "٣h"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time: want 2026"):
         parse_time(text)
@@ -551,7 +550,7 @@ def call(started_ms: float, took_ms: float, **fields: Any) -> RecordedCall:
     return RecordedCall(1, "c", None, "x", "code", 1, {}, int(started_ms * 1e6), 1, duration_s=took_ms / 1000, **fields)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("started_ms", "took_ms", "expected"),
     [
         (0, 100, "#" * 28),

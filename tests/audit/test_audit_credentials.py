@@ -102,7 +102,7 @@ def test_each_row_of_the_table_is_tried_by_its_literal() -> None:
 PIECES = ["token=", "password: ", "k", "_", "-", "aK", "sk-", "eyJ", "://a:", "x", "bearer ", "api_key,", "glpat-"]
 
 
-@pytest.mark.parametrize("piece", PIECES)
+@each_row("piece", PIECES)
 def test_no_text_is_much_slower_than_another(piece: str) -> None:
     """Time grows with the length, and stays within a multiple of what plain words take in the same moment."""
 
@@ -120,7 +120,7 @@ def test_no_text_is_much_slower_than_another(piece: str) -> None:
 # Registration
 
 
-@pytest.mark.parametrize("secret", ["", "abc", 12345, b"hunter22", None])
+@each_row("secret", ["", "abc", 12345, b"hunter22", None])
 def test_a_secret_that_could_not_be_hidden_is_refused_when_it_is_registered(secret: Any, tmp_path: Any) -> None:
     with pytest.raises(UsageError):
         AuditLog(tmp_path / "log", secrets=[secret])

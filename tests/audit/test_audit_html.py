@@ -9,8 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from rows import each_row
@@ -160,7 +158,7 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing() -> None:
     assert "url(" not in style and "@import" not in style and "@media print" in style
 
 
-@pytest.mark.parametrize("trust", Trust)
+@each_row("trust", Trust)
 def test_the_page_says_how_far_the_run_can_be_trusted(trust: str) -> None:
     assert f'<strong class="{TRUST_TEXTS[trust][0]}">{trust}</strong>' in page_with("x", trust)
 

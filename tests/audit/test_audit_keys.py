@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell.audit import keys
 from toolcell.audit.keys import Ed25519Signer, HmacKey
 from toolcell.audit.log import AuditLog
@@ -59,7 +60,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.key"]
 
 
-@pytest.mark.parametrize("text", ["", "toolcell-hmac-sha256:xyz", "-----BEGIN PRIVATE KEY-----\nx\n", "something else"])
+@each_row("text", ["", "toolcell-hmac-sha256:xyz", "-----BEGIN PRIVATE KEY-----\nx\n", "something else"])
 def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.key"
     keys.save_private(path, text)

@@ -13,6 +13,7 @@ import pytest
 
 from audit.ledger import Ledger
 from house import ROOT
+from rows import each_row
 from toolcell.audit import receipt, titles
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
@@ -40,7 +41,7 @@ def asked(ledger: Ledger, **wanted: Any) -> list[RunSummary]:
 
 
 @pytest.mark.conforms("T5")
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "expected"),
     [
         ({}, [0, 1, 2, 3, 4]),
@@ -84,7 +85,7 @@ def test_runs_are_found_by_time(filled: Ledger) -> None:
     assert len(asked(filled, since_ns=between)) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "title"),
     [("\nimport os\nx = os.name", "x = os.name"), (" import os; os.getpid()", "import os; os.getpid()"), ("", "")],
 )

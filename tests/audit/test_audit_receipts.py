@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell.audit import keys, receipt, records
 from toolcell.audit.keys import save_private
 from toolcell.audit.query import Index
@@ -242,7 +243,7 @@ def test_a_receipt_whose_key_is_not_there_is_unchecked_and_says_once_which_key_i
     assert not receipt.check(changed, [ledger.key]).is_unchecked
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "something else"}', "\x00"])
+@each_row("text", ["", "{}", "[]", '{"format": "something else"}', "\x00"])
 def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(AuditError):

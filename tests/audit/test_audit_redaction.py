@@ -92,7 +92,7 @@ def test_a_secret_of_digits_is_found_as_a_number() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("secret", "cell"), [("123456", "123456"), ("-12.50", "-12.5"), ("123456", "123456.00")])
+@each_row(("secret", "cell"), [("123456", "123456"), ("-12.50", "-12.5"), ("123456", "123456.00")])
 def test_a_secret_of_digits_is_found_in_frames(secret: str, cell: str) -> None:
     """As a decimal, as a whole number, and as the float that pandas makes of it beside a missing one."""
     pandas = pytest.importorskip("pandas")

@@ -17,6 +17,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from audit.ledger import Ledger
+from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.audit import records
 from toolcell.audit.config import ToolContent
@@ -235,7 +236,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "kind", "index", "line"), CHANGES.values(), ids=CHANGES.keys())
+@each_row(("old", "new", "kind", "index", "line"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_changed_script_is_pinned_to_the_call_that_first_differs(
     recorded: Ledger, runtime: ReplayRuntime, old: str, new: str, kind: str, index: int | None, line: int | None
 ) -> None:
@@ -258,7 +259,7 @@ def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, ru
     assert (found.expected, found.got) == ({"query": "kittens!"}, {"query": "kittens?"})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("index", "answer", "kind", "at"),
     [
         (1, ToolResult.of([{"title": "dogs"}]), "call", 2),
@@ -298,7 +299,7 @@ def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, ru
     assert (found.kind, found.index, found.line) == ("call", 1, 2)
 
 
-@pytest.mark.parametrize("until", [1, 2, 4])
+@each_row("until", [1, 2, 4])
 def test_a_replay_stops_where_it_is_told(recorded: Ledger, runtime: ReplayRuntime, until: int) -> None:
     seen: list[int] = []
     done = again(runtime, pinned(recorded), until=until, on_call=lambda index, call: seen.append(index))

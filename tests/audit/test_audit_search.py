@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
+from rows import each_row
 from toolcell.audit.events import Shape, lines_of
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, Trust
@@ -212,7 +213,7 @@ def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None
     assert "older" not in invoke("list", ledger.path, "-n", "0")[1]
 
 
-@pytest.mark.parametrize("command", [["list"], ["tail"], ["grep", "in-"]])
+@each_row("command", [["list"], ["tail"], ["grep", "in-"]])
 def test_a_number_that_no_database_takes_is_refused(filled: Ledger, command: list[str]) -> None:
     name, *rest = command
     status, _, err = invoke(name, filled.path, *rest, "-n", str(10**23))
@@ -241,7 +242,7 @@ def everything(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if not path.name.endswith(("-wal", "-shm"))}
 
 
-@pytest.mark.parametrize("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"], ["tail"]])
+@each_row("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"], ["tail"]])
 def test_reading_writes_nothing_anywhere(filled: Ledger, tmp_path: Path, command: list[str]) -> None:
     whole, before = filled.path.read_bytes(), everything(tmp_path)
     name, *rest = command
@@ -300,7 +301,7 @@ def test_a_script_cannot_forge_an_event(ledger: Ledger) -> None:
             assert all(line.isascii() and line.isprintable() for line in lines)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "title"),
     [
         ('"""Count boxes.\n\nMore."""\nx = 1', "# Count boxes."),

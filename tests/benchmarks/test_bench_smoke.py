@@ -59,46 +59,6 @@ def test_a_quick_run_measures_our_sandboxes_and_plain_processes_and_names_the_li
     assert "one run, one call" in done.stdout
 
 
-def test_idle_sandboxes_are_counted_in_bytes_per_sandbox(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
-
-    done = bench("--only", "idle", "--idle", "3", "--competitors", "python subprocess", "--json", str(out))
-
-    assert done.returncode == 0, done.stderr
-    group = json.loads(out.read_text())["measurements"]["idle"]
-    assert "3 idle" in group["title"]
-    assert 1 < group["competitors"]["python subprocess"]["p50"] < 100
-
-
-def test_the_command_line_is_timed_beside_a_plain_python() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.command_line", "--rounds", "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert "python -c pass" in done.stdout, done.stderr
-    assert "toolcell run" in done.stdout
-
-
-def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.profile_start", "--rounds", "2", "--packages"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    for phase in ("two CPUs, after a pause", "isolation, Hello", "call_tool to the tool"):
-        assert phase in done.stdout
-
-
 def test_one_round_of_a_comparison_measures_the_toolcell_of_its_own_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compare", "--measure", str(ROOT), "--only", *OF_BOTH, *OWN],
@@ -145,17 +105,3 @@ def test_sessions_are_timed_beside_a_bare_loop_and_idle_ones_are_measured() -> N
 
     for row in ("bare loop, in a row", "session, journal, after 20 ms", "2 idle sessions:", "brought back"):
         assert row in done.stdout, done.stderr
-
-
-def test_a_check_of_types_is_timed_beside_a_bare_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.type_check", "--rounds", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
-    assert done.returncode in (0, 1), done.stderr  # 1: slower than the target, which a busy machine may be
-    for row in ("check ", "check, new inputs", "run with check_types=True", "bare ty check"):
-        assert f"\n{row}" in done.stdout, done.stderr

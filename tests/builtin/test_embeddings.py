@@ -166,7 +166,7 @@ async def test_a_busy_service_is_asked_again_after_the_time_it_names(waits: list
     assert len(requests) == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "said", "requests"),
     [
         (httpx.Response(401, text="bad key"), "answered 401: bad key", 1),

@@ -320,7 +320,7 @@ async def test_a_call_that_fails_makes_its_run_failed_with_the_error(desk: Desk)
     assert len(told[1]["error"]) <= 2_000
 
 
-@pytest.mark.parametrize("wrong", [{"schedule": "whenever"}, {"tool_calls": "{"}, {"tool_calls": '[{"params": 1}]'}])
+@each_row("wrong", [{"schedule": "whenever"}, {"tool_calls": "{"}, {"tool_calls": '[{"params": 1}]'}])
 async def test_an_action_that_cannot_be_read_is_paused_with_the_reason(desk: Desk, wrong: dict[str, str]) -> None:
     action = await desk.add(**{"schedule": "08:00 daily"} | wrong)
 

@@ -112,7 +112,7 @@ async def test_the_five_nearest_are_found_the_best_first(registry: ToolRegistry)
     assert found[0]["name"] == "n0"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "said"),
     [
         ({"name": " "}, "name is required"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rows import each_row
 from toolcell.builtin import Chunk, Document, HashEmbeddings, Remember, SqliteStore
 from toolcell.builtin.stores import sqlite
 from toolcell.errors import StoreError, UsageError
@@ -58,7 +59,7 @@ def foreign_database(path: Path, application_id: int, wal: bool = False) -> None
     connection.close()
 
 
-@pytest.mark.parametrize("kind", ["text", "short", "other id", "no id", "no id in WAL"])
+@each_row("kind", ["text", "short", "other id", "no id", "no id in WAL"])
 async def test_a_foreign_file_is_refused_and_not_changed(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "foreign"
     match kind:

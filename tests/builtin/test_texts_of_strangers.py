@@ -63,7 +63,7 @@ async def test_a_label_means_in_every_tool_what_browsers_take_it_for(
     assert (tmp_path / "b").read_bytes() == text.encode(codec)
 
 
-@pytest.mark.parametrize("label", ["punycode", "idna", "hex", "rot13", "no such", "", "unicode_escape"])
+@each_row("label", ["punycode", "idna", "hex", "rot13", "no such", "", "unicode_escape"])
 async def test_what_is_not_an_encoding_of_files_is_refused_by_name(registry: ToolRegistry, label: str) -> None:
     assert known_encoding(label) is None
     for name, args in (
@@ -212,8 +212,8 @@ def test_pictures_stay_pictures() -> None:
     assert kind_of("image/png", b"plain text") == "binary"
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+@each_row("newline", ["\n", "\r\n"])
+@each_row("sign", [",", ";", "\t", "|"])
 async def test_a_line_break_in_a_quoted_name_is_part_of_the_header(
     registry: ToolRegistry, newline: str, sign: str
 ) -> None:
@@ -224,7 +224,7 @@ async def test_a_line_break_in_a_quoted_name_is_part_of_the_header(
     assert value["records"] == [{f"unit{newline}price": "1", "count": "2"}]
 
 
-@pytest.mark.parametrize("sign", [",", ";", "|", "^"])
+@each_row("sign", [",", ";", "|", "^"])
 async def test_the_hint_of_spreadsheets_above_the_header_is_the_delimiter(registry: ToolRegistry, sign: str) -> None:
     value = await call(registry, "data_parse", content=f"sep={sign}\na{sign}b\n1{sign}2\n")
 

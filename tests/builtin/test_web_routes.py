@@ -12,6 +12,7 @@ import pytest
 
 from builtin.routes import by_code, by_model, by_plan
 from builtin.webkit import Names, local, page, serve
+from rows import each_row
 from toolcell import Allow, Egress, Runtime, SyncRuntime
 from toolcell.builtin import DataTools, HashEmbeddings, Http, WebSearch
 from toolcell.tools import ToolRegistry
@@ -79,7 +80,7 @@ async def test_every_tool_gives_code_a_value_by_every_route(runtime: Runtime, re
 
 @pytest.mark.isolation
 @pytest.mark.conforms("S-b5")
-@pytest.mark.parametrize(
+@each_row(
     ("args", "message"),
     [
         ({"url": "file:///etc/passwd"}, "only http:// and https:// URLs"),

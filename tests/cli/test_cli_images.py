@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell.cli import build, doctor_docker, exits
 from toolcell.sandbox.docker.client import DaemonInfo, EngineClient
 from toolcell.sandbox.docker.images import check, reference
@@ -97,7 +98,7 @@ def test_a_check_fails_if_one_image_is_bad(engine: Engine, monkeypatch: pytest.M
     assert len(json.loads(invoke("check", "--json")[1])["images"]) == 2
 
 
-@pytest.mark.parametrize("command", ["list", "check", "build"])
+@each_row("command", ["list", "check", "build"])
 def test_without_an_engine_every_command_names_the_remedy(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     status, _, err = invoke(command)

@@ -113,7 +113,7 @@ def test_variables_of_the_environment_are_replaced(tmp_path: Path, monkeypatch: 
     assert (name, options) == ("x", {"url": "https://x", "headers": {"a": "Bearer k", "b": "d"}})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("document", "says"),
     [
         ("{", "Expecting"),
@@ -191,7 +191,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "servers"), REAL)
+@each_row(("text", "servers"), REAL)
 def test_files_of_other_clients_are_taken_as_they_are(
     text: str, servers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,13 +199,13 @@ def test_files_of_other_clients_are_taken_as_they_are(
     assert McpFlags(mcp_config=[written(tmp_path, text)]).servers() == servers
 
 
-@pytest.mark.parametrize("name", ["天气服务", "@scope/" + "very-long-name" * 5, "é"])
+@each_row("name", ["天气服务", "@scope/" + "very-long-name" * 5, "é"])
 def test_a_long_or_foreign_name_becomes_one_that_can_be_used(name: str, tmp_path: Path) -> None:
     ((short, _),) = McpFlags(mcp_config=[written(tmp_path, {"mcpServers": {name: {"command": "x"}}})]).servers().items()
     assert re.fullmatch("[A-Za-z0-9_-]{1,32}", short)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("document", "says"),
     [
         (

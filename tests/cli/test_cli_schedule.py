@@ -13,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import toolcell.runtime
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.builtin import ScheduledAction, ScheduledRun, SqliteStore
 from toolcell.builtin.catalogue import all_packages
@@ -130,7 +131,7 @@ def test_a_run_of_a_dead_process_is_told_as_in_doubt() -> None:
     assert "in_doubt action gone" in told.stdout
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "said"),
     [
         (["schedule", "list"], "there is no store at toolcell.db"),

@@ -95,7 +95,7 @@ def reports(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.isolation
-@pytest.mark.parametrize(
+@each_row(
     ("name", "status", "line", "said"),
     [
         ("fine", "may break", None, "it returned"),

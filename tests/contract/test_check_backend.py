@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
 from toolcell.sandbox.stream import read_available
@@ -118,9 +119,7 @@ FAULTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS]
-)
+@each_row(("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS])
 async def test_a_fault_is_found(backend: type[FakeBackend], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "CASE_TIMEOUT_S", 3.0)
     monkeypatch.setattr(harnesses, "SOON_S", 1.0)

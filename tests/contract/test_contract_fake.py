@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.testing import BackendHarness, Case, FakeBackend, contract_cases, contract_lacks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
@@ -18,7 +19,7 @@ async def harness(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
         yield harness
 
 
-@pytest.mark.parametrize("case", contract_cases(FakeBackend), ids=str)
+@each_row("case", contract_cases(FakeBackend), ids=str)
 async def test_the_fake_meets(case: Case, harness: BackendHarness) -> None:
     await case.run(harness)
 

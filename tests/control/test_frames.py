@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from control.conftest import Effects
+from rows import each_row
 from toolcell import Agent, Outcome, PoolConfig, RunContext, Runtime, SyncRuntime, UsageError
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Secrets
@@ -65,7 +66,7 @@ def test_secrets_of_the_run_are_in_no_variable(opened: SyncRuntime) -> None:
     assert "sesame-open" not in str(result.error)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "claimed",
     [
         "text",

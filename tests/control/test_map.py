@@ -18,6 +18,7 @@ import pytest
 
 import journals
 from control.conftest import Effects
+from rows import each_row
 from toolcell import (
     Limits,
     MapItem,
@@ -161,8 +162,8 @@ async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize(
+@each_row("ordered", [True, False])
+@each_row(
     ("last", "said"),
     [
         (ValueError("the database is away"), "the database is away"),

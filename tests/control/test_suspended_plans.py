@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from control.conftest import Effects
+from rows import each_row
 from toolcell import ExecutionResult, Outcome, PoolConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit, PlanRows
 
@@ -200,7 +201,7 @@ with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as r
 """
 
 
-@pytest.mark.parametrize("moment", ["before a", "after a", "before b", "after b", "after bb"])
+@each_row("moment", ["before a", "after a", "after b"])
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> int:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import (
     Outcome,
     Policy,
@@ -75,7 +76,7 @@ async def test_a_wrong_argument_name_type_and_use_of_a_result_are_three_findings
         assert word in result.error.message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "line"),
     [
         ("from tools import web\nweb.search(qery='x')", 2),
@@ -131,7 +132,7 @@ async def test_scripts_that_a_sandbox_takes_have_no_findings(runtime: Runtime) -
         assert found == (), (source, found)
 
 
-@pytest.mark.parametrize("around", ["```python\n{}\n```", "\ufeff\n{}", "\n    {}", "```\n    {}"])
+@each_row("around", ["```python\n{}\n```", "\ufeff\n{}", "\n    {}", "```\n    {}"])
 async def test_a_script_in_a_fence_or_indented_is_checked_like_any_and_keeps_its_lines(
     runtime: Runtime, around: str
 ) -> None:
@@ -145,7 +146,7 @@ async def test_a_script_that_is_no_python_is_left_to_its_run(runtime: Runtime) -
     assert (result.outcome, result.error.type if result.error else "") == (Outcome.ERROR, "SyntaxError")
 
 
-@pytest.mark.parametrize("source", ["(" * 50_000, "-" * 300_000 + "1", "x = '\ud800'", "\0", "a" + ".b" * 100_000])
+@each_row("source", ["(" * 50_000, "-" * 300_000 + "1", "x = '\ud800'", "\0", "a" + ".b" * 100_000])
 async def test_a_hostile_text_ends_nothing_but_its_own_check(runtime: Runtime, source: str) -> None:
     result = await runtime.execute_code(source)
     assert result.outcome in (Outcome.ERROR, Outcome.DENIED, Outcome.MEMORY_LIMIT)
@@ -300,7 +301,7 @@ HIDDEN = 'if len(OUTPUT_DIR) > 9_999:\n    tools.web.search(limmit="x")\nset_res
 """Wrong in a branch that no run takes."""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("of_policy", "of_runtime", "of_call", "outcome"),
     [
         (None, None, None, Outcome.OK),
@@ -328,7 +329,7 @@ async def test_a_call_decides_before_the_runtime_and_the_runtime_before_the_poli
         assert ("limmit" in each.to_json()) == looked
 
 
-@pytest.mark.parametrize("wrong", ["on", "WARN", 1, [], "", {"a": 1}])
+@each_row("wrong", ["on", "WARN", 1, [], "", {"a": 1}])
 async def test_another_degree_is_refused_by_name(runtime: Runtime, wrong: Any) -> None:
     for made in (lambda: Runtime(check_types=wrong), lambda: Policy(check_types=wrong)):
         with pytest.raises(UsageError, match="check_types"):
@@ -490,9 +491,7 @@ async def test_without_ty_the_error_says_what_to_install(monkeypatch: pytest.Mon
         type_checker.build()
 
 
-@pytest.mark.parametrize(
-    "rows", [None, 3, [None], [["1", "r", "m"]], [[1, "r"]], [[1, "r", 2]], {"line": 1}, [[[], {}, ()]]]
-)
+@each_row("rows", [None, 3, [None], [["1", "r", "m"]], [[1, "r"]], [[1, "r", 2]], {"line": 1}, [[[], {}, ()]]])
 def test_findings_that_are_none_are_left_out(rows: Any) -> None:
     assert read_findings(rows) == ()
 

@@ -10,6 +10,7 @@ import pytest
 from mcp.client.client import Client
 from typer.testing import CliRunner
 
+from rows import each_row
 from toolcell import Outcome, Policy, RunContext, Runtime, SyncRuntime, ToolRegistry
 from toolcell.cli import build, exits
 from toolcell.config import CheckTypes
@@ -62,7 +63,7 @@ def test_the_command_line_warns_on_stderr_refuses_or_does_not_look(tmp_path: Pat
     assert invoke(*run, "--check-types", "maybe")[0] == exits.USAGE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("of_server", "offered"),
     [
         (None, ["off", "warn", "refuse"]),

@@ -11,6 +11,7 @@ import pytest
 
 from audit.test_audit_commands import invoke
 from control.conftest import Effects
+from rows import each_row
 from toolcell import PoolConfig, RunContext, SyncRuntime
 from toolcell.audit import AuditLog, Filter, Index, RecordConfig, RecordedRun, ToolContent
 from toolcell.control import Approve, Deny, Edit
@@ -101,7 +102,7 @@ def test_a_run_that_waited_and_the_one_that_goes_on_name_each_other_and_who_deci
         assert [each["id"] for each in listed] == ([resumed.id] if wanted == "bob" else [])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("decision", "kind", "by", "reason"),
     [
         (Approve(), "approve", "bob", None),

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.sandbox.docker import attach as attach_module
 from toolcell.sandbox.docker.attach import (
     AttachedStream,
@@ -66,7 +67,7 @@ def test_streams_are_separated_whatever_the_split(writes: list[tuple[int, bytes]
     assert found == {n: b"".join(data for stream, data in writes if stream == n) for n in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("header", [b"\x00\0\0\0\0\0\0\1", b"\x04\0\0\0\0\0\0\1", b"\1\1\0\0\0\0\0\1", b"HTTP/1.1"])
+@each_row("header", [b"\x00\0\0\0\0\0\0\1", b"\x04\0\0\0\0\0\0\1", b"\1\1\0\0\0\0\0\1", b"HTTP/1.1"])
 def test_an_invalid_header_breaks_the_stream(header: bytes) -> None:
     with pytest.raises(BrokenStream):
         Demultiplexer().feed(header)
@@ -175,9 +176,7 @@ async def test_an_end_marker_forged_by_a_script_costs_it_only_its_own_output() -
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "last", [b"", multiplexed(1, b"torn")[:-2], multiplexed(1, b"x")[:5], b"HTTP/1.1 500 gone\r\n"]
-)
+@each_row("last", [b"", multiplexed(1, b"torn")[:-2], multiplexed(1, b"x")[:5], b"HTTP/1.1 500 gone\r\n"])
 async def test_a_daemon_that_goes_away_ends_the_stream(last: bytes) -> None:
     stream, daemon = a_pair()
     with daemon:

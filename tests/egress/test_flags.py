@@ -38,7 +38,7 @@ def test_a_text_that_is_no_rule_is_an_error(text: str) -> None:
         Allow.parse(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secret", "said"),
     [
         ("a.test", "is written"),

@@ -121,7 +121,7 @@ def wheel_of(path: Path, files: Mapping[str, str]) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "a/../../evil.py", "/tmp/evil.py", "x-1.data/purelib/../../evil.py"])
+@each_row("name", ["../evil.py", "a/../../evil.py", "/tmp/evil.py", "x-1.data/purelib/../../evil.py"])
 def test_a_wheel_has_no_file_outside_of_its_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()

@@ -17,6 +17,7 @@ import pytest
 
 from builtin.webkit import Page, page
 from egress.package_index import index, link_to, opened
+from rows import each_row
 from runtime.conftest import eventually
 from runtime.test_life import alive, cgroup_folders
 from toolcell import Allow, Egress, Limits, Outcome, PoolConfig, Runtime
@@ -137,7 +138,7 @@ class Slow:
         await anyio.sleep_forever()
 
 
-@pytest.mark.parametrize("end", ["wall limit", "cancel", "close"])
+@each_row("end", ["wall limit", "cancel", "close"])
 async def test_nothing_is_left_when_a_run_ends_whose_index_hangs(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

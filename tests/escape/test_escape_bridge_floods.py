@@ -14,20 +14,13 @@ FLOOD_S = 0.5 if IS_PROCESS else 1.5
 
 FLOODS = {
     "progress": "message(PROGRESS, None)",
-    "progress of a kilobyte": "message(PROGRESS, 'x' * 1000)",
-    "empty logs": "message(LOG, 1, '')",
     "logs of one character": "message(LOG, 2, 'x')",
     "results": "message(RESULT, None, [])",
-    "large results": "message(RESULT, ['x' * 1000] * 100, [])",
-    "results with files": "message(RESULT, None, ['name'] * 100)",
     "empty pieces of a file": "message(PART, 'a', '', b'', False)",
-    "empty files": "message(PART, 'a', '', b'', True)",
     "problems": "message(PROBLEM, 'a', 0, 'p')",
     "cancels of a call long answered": "message(CANCEL, 1)",
-    "pieces and results in turn": "message(PART, 'a', '', b'x' * 10_000, False) + message(RESULT, None, [])",
     "whole files and results in turn": "message(PART, 'a', '', b'x' * 10_000, True) + message(RESULT, None, [])",
     "lists that are slow to decode": "message(PROGRESS, [[]] * 50_000)",
-    "maps that are slow to decode": "message(PROGRESS, {str(number): number for number in range(20_000)})",
 }
 
 
@@ -112,17 +105,13 @@ if isolated:
 
 HOARDS = {
     "arguments of calls": "message(CALL, number, 'no_such_tool', {'text': 'x' * 4_000_000}, None)",
-    "arguments made of lists": "message(CALL, number, 'no_such_tool', {'text': [[]] * 100_000}, None)",
     "names of tools": "message(CALL, number, 'x' * 4_000_000, {}, None)",
     "names of files": "message(PART, f'{number}' + 'x' * 4_000_000, '', b'', True)",
     "media types": "message(PART, f'{number}', 'x' * 4_000_000, b'', True)",
     "problems with files": "message(PROBLEM, f'{number}', 0, 'x' * 4_000_000)",
-    "names of problems": "message(PROBLEM, f'{number}' + 'x' * 4_000_000, 0, '')",
-    "pieces voided by results": "message(PART, 'a', '', b'x' * 4_000_000, False) + message(RESULT, None, [])",
     "files voided by results": "message(PART, f'{number}', '', b'x' * 4_000_000, True) + message(RESULT, None, [])",
     "names that results announce": "message(RESULT, None, ['x' * 1_000_000] * 4)",
     "logs": "message(LOG, 1, 'x' * 4_000_000)",
-    "progress": "message(PROGRESS, 'x' * 4_000_000)",
 }
 
 

@@ -16,21 +16,15 @@ MARK_BYTES = 200
 
 FLOODS = {
     "print": "print('x' * 1000)",
-    "print to stderr": "print('x' * 1000, file=sys.stderr)",
-    "one endless line": "sys.stdout.write('x' * 1000)",
     "one character at a time": "sys.stdout.write('x')\nsys.stdout.flush()",
-    "wide characters": "print('\\U0001f4a3' * 250)",
     "lone surrogates": "print('\\ud800' * 300)",
     "raw writes to 1": "os.write(1, b'x' * 1000)",
     "raw writes to 2": "os.write(2, b'\\xff' * 1000)",
     "the C library": "libc.puts(b'x' * 1000)",
     "warnings": "warnings.warn('x' * 1000)",
-    "both streams": "print('x' * 500)\nprint('x' * 500, file=sys.stderr)",
-    "empty lines": "print()",
     "one byte at a time, raw": "os.write(1, b'x')",
     "threads": "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
     "threads = [threading.Thread(target=print, args=('x' * 100,)) for _ in range(8)]",
-    "nothing, flushed": "sys.stdout.write('x')\nsys.stdout.flush()\nsys.stdout.write('')\nsys.stdout.flush()",
 }
 WITHOUT_END = """
 import ctypes, os, sys, threading, warnings
@@ -107,8 +101,6 @@ EVIL = {
     "a message that is not text": "class T(str):\n    def __len__(self): return 1 << 60\n    def encode(self, *a): raise E\n"
     "class E(Exception):\n    def __str__(self): return T('t')\nraise E",
     "a name of 100 MB": "raise type('E' * 100_000_000, (Exception,), {})('m')",
-    "a name that is not text": "class M(type):\n    @property\n    def __name__(cls): raise SystemExit(0)\n"
-    "class E(Exception, metaclass=M): pass\nraise E",
     "a chain that never ends": "class E(Exception):\n    @property\n    def __cause__(self): return E()\nraise E",
     "a loop of causes": "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a",
     "a group of groups": "g = ValueError('x' * 1000)\nfor _ in range(200): g = ExceptionGroup('g' * 1000, [g] * 2)\nraise g",
@@ -118,13 +110,9 @@ EVIL = {
     "a syntax error that lies": "e = SyntaxError('m')\ne.filename, e.lineno, e.offset, e.text = '<code>', 10**18, -10**18, 5\nraise e",
     "notes": "e = ValueError('m')\ne.__notes__ = ['n' * 1000] * 100_000\nraise e",
     "an exit code that is not a number": "class C:\n    def __str__(self): raise KeyError\nraise SystemExit(C())",
-    "an exit code that is too large": "raise SystemExit(1 << 100)",
     "surrogates and controls": "raise ValueError('\\ud800\\x1b]0;owned\\x07\\u202e\\u2028')",
     "an error while reporting": "import sys\nsys.modules['toolcell_bridge.guest.errors'].describe = lambda *a: 1 / 0\nraise ValueError",
-    "a warning hook": "import sys, warnings\nwarnings.showwarning = lambda *a: [][0]\nsys.excepthook = print\nraise ValueError",
     "streams that are gone": "import sys\nsys.stdout = sys.stderr = None\nprint('x')\nraise ValueError",
-    "streams that raise": "import sys\nclass S:\n    def write(self, t): raise KeyError\n    def flush(self): raise SystemExit(0)\n"
-    "sys.stdout = sys.stderr = S()\nraise ValueError",
 }
 
 
@@ -163,19 +151,14 @@ set_result(True if attempt(formatted) else False)
 RESULTS = {
     "repr that raises": "class V:\n    def __repr__(self): raise SystemExit(0)\nset_result(V())",
     "dict that never ends": "class V(dict):\n    def items(self):\n        while True: yield ('k', 1)\nset_result(V(a=1))",
-    "mapping that never ends": "from collections.abc import Mapping\nclass V(Mapping):\n"
-    "    def __getitem__(self, k): return 1\n    def __len__(self): return 1\n"
-    "    def __iter__(self):\n        n = 0\n        while True:\n            n += 1\n            yield str(n)\nset_result(V())",
     "list in itself": "v = []\nv.append(v)\nset_result(v)",
     "depth": "v = []\nfor _ in range(100_000): v = [v]\nset_result(v)",
     "width": "set_result([[]] * 3_000_000)",
     "text of 100 MB": "set_result('x' * 100_000_000)",
     "number of 100 MB": "set_result(1 << 800_000_000)",
     "generator": "set_result(iter(int, 1))",
-    "range without end": "set_result(range(1 << 62))",
     "str that lies": "class V(str):\n    def encode(self, *a): return b'x' * 10**9\n    def isascii(self): return True\n"
     "set_result([V('\\ud800')])",
-    "int that lies": "class V(int):\n    def __index__(self): return 1 << 99\nset_result([V(1 << 99)])",
     "dataclass that changes": "import dataclasses\n@dataclasses.dataclass\nclass V:\n    a: int = 0\n"
     "V.__dataclass_fields__['b'] = 5\nset_result(V())",
     "model_dump that recurses": "class V:\n    def model_dump(self): return V()\nset_result(V())",

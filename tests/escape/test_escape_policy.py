@@ -13,6 +13,7 @@ import pytest
 
 from escape.attack import BACKEND, IS_PROCESS, OWN_LAYERS, PATIENCE_S, HostHung, Victim, outside, process_only
 from escape.prologues import RAW
+from rows import each_row
 from toolcell import Policy, Runtime, ToolRegistry, UsageError
 from toolcell.config import DEFAULT_LAYERS
 
@@ -94,7 +95,7 @@ def said() -> dict[str, str]:
 @pytest.mark.slow
 @process_only(ON_THIS_SIDE)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
-@pytest.mark.parametrize("layer", BROKEN)
+@each_row("layer", BROKEN)
 def test_a_wall_that_will_not_go_up_means_no_sandbox(layer: str, said: dict[str, str]) -> None:
     """The machine refuses one call. The result is SandboxUnavailable, not a sandbox without that layer."""
     number, *rest = (int(each, 0) for each in BROKEN[layer].split(","))

@@ -81,6 +81,7 @@ def measure(attack: Attack, backend: str = "process", environment: Mapping[str, 
     Raises:
         HostLost: the host did not get to the end.
     """
+    patience_s = PATIENCE_S + 10 * len(attack.sources)
     request = json.dumps(asdict(attack) | {"backend": backend})
     try:
         done = subprocess.run(
@@ -88,12 +89,12 @@ def measure(attack: Attack, backend: str = "process", environment: Mapping[str, 
             input=request,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s,
             check=False,
             env=environment,
         )
     except subprocess.TimeoutExpired as exc:
-        raise HostLost(f"the host did not answer within {PATIENCE_S:g} s: {exc.stdout!r}") from exc
+        raise HostLost(f"the host did not answer within {patience_s:g} s: {exc.stdout!r}") from exc
     reports = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
     if done.returncode or len(reports) < len(attack.sources):
         raise HostLost(

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from rows import each_row
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.schema_walk import MAX_CHANGES
 from toolcell.calls.values import MAX_PROBLEMS
@@ -87,7 +88,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_a_check_holds_at_most_ten_times_what_was_sent(name: str) -> None:
     schema, make = CASES[name]
     checks, args = checker(schema), {"x": make(2000)}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hostile.counting import calls
+from rows import each_row
 from toolcell import Outcome, ToolRegistry
 from toolcell.control.preflight import MAX_HINTS, MAX_NAME_CHARS, read_preflight
 from toolcell.journal.identity import call_digest, digest_of_call
@@ -63,7 +64,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+@each_row("name", VALUES)
 def test_a_large_argument_is_cut_before_it_is_written_out(name: str) -> None:
     def text(size: int) -> str:
         return shown_effects([Effect("effect-1", "f", {"x": VALUES[name](size)})])

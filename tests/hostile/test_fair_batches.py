@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.support import event_loop
 from toolcell.tools import Call, RunContext, plan
@@ -55,7 +56,7 @@ async def turns_of_others(work: Callable[[], Awaitable[object]]) -> int:
     return turns
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "settings"),
     [("echo", {"max_batch": None}), ("in_turn", {"max_batch": None}), ("echo", {"max_batch": 1}), ("none", {})],
     ids=["overlapping", "in turn", "past the limit", "unknown"],
@@ -145,7 +146,7 @@ async def test_small_arguments_are_checked_without_a_turn_of_anybody_else() -> N
     assert await turns_of_others(lambda: registry().execute("echo", {"q": "1"})) <= 1
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@each_row("workers", [1, 2, 8])
 async def test_those_who_share_a_slice_go_on_in_turn_and_one_in_each_turn_of_the_event_loop(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

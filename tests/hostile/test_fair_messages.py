@@ -6,6 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
 from toolcell.support import event_loop
 from toolcell.testing import FakeBackend, Hang
@@ -61,7 +62,7 @@ async def turns_of_others(flood: str) -> int:
     return turns - before
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+@each_row("flood", FLOODS)
 def test_messages_that_come_at_once_leave_turns_to_other_tasks(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "SLICE_S", -1.0)  # every message takes longer than its slice
 

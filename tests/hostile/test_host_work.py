@@ -18,6 +18,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from hostile.counting import calls
+from rows import each_row
 from toolcell import Limits
 from toolcell.audit.redact import Redactor
 from toolcell.calls import checker_process
@@ -214,7 +215,7 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", FULL)
+@each_row("shape", FULL)
 def test_one_message_makes_the_host_call_few_functions_and_hold_ten_full_frames_at_most(shape: str) -> None:
     data = framed([20, FULL[shape]])
     assert len(data) <= 8 * MIB + 4

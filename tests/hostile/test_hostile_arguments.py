@@ -1,6 +1,6 @@
 """Whatever a guest or a model sends as arguments is the result of its call. Nothing of it raises in the host.
 
-Each kind of tool gets every twelfth value. `TOOLCELL_HOSTILE=all pytest -n 2 tests/hostile/test_hostile_arguments*.py` is
+Each kind of tool gets every 36th value. `TOOLCELL_HOSTILE=all pytest -n 2 tests/hostile/test_hostile_arguments*.py` is
 the whole claim: every value, for every kind of tool, by every way in. Each value is sent to each kind under one setting
 of coercion, extras and validation, and settings take turns: each meets every value, and every kind of tool.
 """
@@ -29,7 +29,7 @@ IS_WHOLE = os.environ.get("TOOLCELL_HOSTILE") == "all"
 NAMES = (*TYPES, *SCHEMAS)
 
 
-def hostile_values(name: str, first: int = 0, step: int = 1 if IS_WHOLE else 12) -> list[Any]:
+def hostile_values(name: str, first: int = 0, step: int = 1 if IS_WHOLE else 36) -> list[Any]:
     """The values that a kind of tool gets, as the host has them."""
     names = scope()
     return [eval(expression, names) for expression in EXPRESSIONS[(first + NAMES.index(name)) % step :: step]]

@@ -295,6 +295,5 @@ def test_no_pattern_of_the_host_takes_longer_than_in_proportion_to_its_text() ->
     assert slow == {}
 
 
-@pytest.mark.parametrize("pattern", [r"a+b", r"<[^>]*style[^>]*url", r"(a*)*$!"])
-def test_pumping_finds_a_pattern_that_is_not_linear(pattern: str) -> None:
-    assert slowest(Found("", pattern, 0, METHODS))[0] > MOST_GROWTH
+def test_pumping_finds_a_pattern_that_is_not_linear() -> None:
+    assert slowest(Found("", r"a+b", 0, METHODS))[0] > MOST_GROWTH

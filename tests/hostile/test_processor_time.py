@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hostile.attacks import BRIEF_CHILDREN, IGNORE_CHILDREN
+from rows import each_row
 from toolcell import Limits, Outcome, PoolConfig, Runtime, SyncRuntime
 from toolcell.sandbox.process import cgroup_manager
 from toolcell.sandbox.process.cgroup_manager import NoLocation
@@ -53,8 +54,8 @@ set_result(refused == [signal.SIGCHLD])
 
 @pytest.mark.slow
 @pytest.mark.isolation
-@pytest.mark.parametrize("has_cgroup", [True, False], ids=["as it is here", "without a cgroup"])
-@pytest.mark.parametrize("source", [WAITED_FOR, ORPHANS], ids=["waited for", "orphans"])
+@each_row("has_cgroup", [True, False], ids=["as it is here", "without a cgroup"])
+@each_row("source", [WAITED_FOR, ORPHANS], ids=["waited for", "orphans"])
 def test_the_time_of_brief_children_counts(source: str, has_cgroup: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_cgroup:
         monkeypatch.setattr(cgroup_manager, "discover", lambda: NoLocation("taken away", "none"))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile.attacks import SECRETS
+from rows import each_row
 from toolcell.audit import cutting
 from toolcell.audit.cutting import MAX_PIECES
 from toolcell.audit.redact import Redactor
@@ -39,7 +40,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("name", NEAR)
+@each_row("name", NEAR)
 def test_of_a_text_full_of_near_secrets_few_pieces_are_looked_at_closely(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from hostile.counting import calls
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.calls.context import MAX_UPDATE_CHARS, ProgressReporter
 from toolcell.errors import ToolError
@@ -32,7 +33,7 @@ def test_a_result_as_a_dict_costs_the_same_whatever_is_in_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [
         [[]] * 100_000,

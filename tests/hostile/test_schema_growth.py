@@ -27,8 +27,8 @@ DRAFTS = {
     "2019-09": "https://json-schema.org/draft/2019-09/schema",
     "2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
-COMPLETE = ("7", "2020-12")
-"""Of the other drafts, each fourth keyword is tried."""
+COMPLETE = "2020-12"
+"""Of the other drafts, each eighth keyword is tried."""
 SIZES = (2_000, 8_000)
 MOST_GROWTH = 8.0
 """Of the time, where schema or value become four times as large. What is quadratic grows sixteenfold."""
@@ -136,7 +136,7 @@ async def check(schema: dict[str, Any], value: Any) -> None:
 async def test_no_keyword_takes_longer_than_in_proportion_and_none_keeps_the_event_loop(draft: str) -> None:
     await check({}, 1)
     slow, silent = {}, {}
-    for keyword in [*MAKERS][:: 1 if draft in COMPLETE else 4]:
+    for keyword in [*MAKERS][:: 1 if draft == COMPLETE else 8]:
         took = list[float]()
         for size in SIZES:
             schema, value = MAKERS[keyword](size)

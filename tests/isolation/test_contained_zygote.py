@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.isolation import landlock
 
 from .contained_zygote_host import RLIMITS, Guest, Zygote, becomes_true, running, tree
@@ -202,7 +203,7 @@ def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Zyg
         shared.kill(last)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         pytest.param(

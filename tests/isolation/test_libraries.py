@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.sandbox.process.libraries import libraries_of, loader_of, needed_by
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ELF interpreters are Linux's")
@@ -89,7 +90,7 @@ def test_the_loader_and_the_needs_of_a_file_are_read(tmp_path: Path) -> None:
     assert needed_by([path]) == {"liba.so", "libb.so.1"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "raw",
     [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x01\x01" + bytes(100), b"\x7fELF\x02\x02" + bytes(100), bytes(5000)],
 )

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from jupyter_client.connect import write_connection_file
 from jupyter_client.kernelspec import KernelSpecManager
+from typer.testing import CliRunner
 
+from rows import each_row
+from toolcell.cli import build
 from toolcell.kernel import spec
 
 pytestmark = pytest.mark.isolation
@@ -48,7 +51,7 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
     assert "mine" in KernelSpecManager().find_kernel_specs()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "said"),
     [
         (["--mount", "nothing-like-it"], "there is no such folder"),
@@ -61,16 +64,17 @@ def test_flags_are_those_of_the_kernel_and_paths_are_absolute(jupyter: Path, tmp
     ],
 )
 def test_what_cannot_work_is_said_at_the_installation(
-    jupyter: Path, tmp_path: Path, flags: list[str], said: str
+    jupyter: Path, tmp_path: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = KernelSpecManager().find_kernel_specs()
-    done = install(tmp_path, *flags)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(build(["kernel"]), ["kernel", "install", "--user", *flags])
 
-    assert done.returncode == 2 and said in done.stderr
+    assert done.exit_code == 2 and said in done.stderr
     assert KernelSpecManager().find_kernel_specs() == before
 
 
-@pytest.mark.parametrize("taken", ["shell", "iopub", "stdin", "control"])
+@each_row("taken", ["shell", "iopub", "stdin", "control"])
 def test_a_kernel_whose_port_is_taken_says_so_and_ends(tmp_path: Path, taken: str) -> None:
     file, _ = write_connection_file(str(tmp_path / "kernel.json"), ip="127.0.0.1")
     with socket.create_server(("127.0.0.1", json.loads(Path(file).read_text())[f"{taken}_port"])) as other:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
+from rows import each_row
 from toolcell.kernel import spec
 from toolcell.kernel.cells import Cell, Cells
 
-from .conftest import PACKAGES, PATIENCE_S, Notebook
+from .conftest import PATIENCE_S, Notebook
 
 pytestmark = pytest.mark.isolation
 
@@ -123,13 +124,6 @@ class TestCells:
         assert found["twice"]["data"] == {"text/plain": "12"}
         assert (found["wrong"]["status"], found["wrong"]["ename"]) == ("error", "NameError")
 
-    def test_a_bar_of_tqdm_redraws_its_line_and_the_names_stay(self, notebooks: Start) -> None:
-        notebook = notebooks("--packages", "tqdm")
-        shown = notebook.run("from tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): pass")
-
-        assert shown.text("stderr").count("\r") >= 3 and "3/3" in shown.text("stderr")
-        assert notebook.run("tqdm.__name__").reply["status"] == "ok"
-
 
 class TestMagics:
     def test_time_and_capture_work(self, plain: Notebook) -> None:
@@ -150,7 +144,7 @@ class TestMagics:
         shown = plain.run("shell = get_ipython()\ntype(shell).__name__, hasattr(shell, 'kernel')")
         assert shown.data == {"text/plain": "('ZMQInteractiveShell', True)"}
 
-    @pytest.mark.parametrize("line", ["%pip install pandas", "!pip install pandas", "!python -m pip install pandas"])
+    @each_row("line", ["%pip install pandas", "!pip install pandas", "!python -m pip install pandas"])
     def test_an_installation_says_what_to_do(self, plain: Notebook, line: str) -> None:
         shown = plain.run(line)
 
@@ -220,7 +214,7 @@ class TestMagics:
             said = error["evalue"]
             assert "use Python's own modules" in said and "nothing can be executed in the sandbox" in said, cell
 
-    @pytest.mark.parametrize("cell", ["%nothing_like_it", "raise ValueError('\\ud800')", "raise ExceptionGroup('several', [ValueError(1)])", "raise SystemExit(2)", "1 +"])  # fmt: skip
+    @each_row("cell", ["%nothing_like_it", "raise ValueError('\\ud800')", "raise ExceptionGroup('several', [ValueError(1)])", "raise SystemExit(2)", "1 +"])  # fmt: skip
     def test_every_cell_that_fails_has_one_error_output(self, plain: Notebook, cell: str) -> None:
         shown = plain.run(cell)
         (error,) = shown.of("error")
@@ -242,22 +236,6 @@ class TestMagics:
         assert "use call_tool() instead" in notebook.run("!git").traceback
         assert "use call_tool() instead" in notebook.run("import os\nos.system('ls')").traceback
 
-    @pytest.mark.slow
-    def test_figures_for_a_window_are_shown_in_their_cell(self, notebooks: Start) -> None:
-        notebook = notebooks(*PACKAGES)
-        draws = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
-        for before in (
-            "import matplotlib\nmatplotlib.use('TkAgg')",
-            "%matplotlib",
-            "%matplotlib notebook",
-            "%matplotlib widget",
-            "import matplotlib\nmatplotlib.use('nbAgg')",
-            "plt.switch_backend('QtAgg')",
-        ):
-            shown = notebook.run(f"{before}\n{draws}")
-            assert shown.reply["status"] == "ok" and "image/png" in shown.of("display_data")[0]["data"], before
-        assert notebook.run(f"matplotlib.use('agg')\n{draws}").messages == []
-
     def test_a_question_mark_opens_the_pager(self, plain: Notebook) -> None:
         (page,) = plain.run("print?").reply["payload"]
         assert page["source"] == "page" and "Prints the values" in page["data"]["text/plain"]
@@ -273,7 +251,7 @@ class TestRequests:
         assert about["found"] and "dict" in about["data"]["text/plain"]
         assert not plain.ask("inspect_request", code="nothing_like_it", cursor_pos=5, detail_level=0)["found"]
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("code", "status"),
         [("1 + 1", "complete"), ("for i in range(3):", "incomplete"), ("x = )", "invalid"), ("%time 1", "complete")],
     )
@@ -329,7 +307,7 @@ class TestInput:
         assert shown.data == {"text/plain": "('Bo', 'secret')"}
         assert plain.asked == [{"prompt": "name? ", "password": False}, {"prompt": "word? ", "password": True}]
 
-    @pytest.mark.parametrize("named", ["question", "cell", "nothing"])
+    @each_row("named", ["question", "cell", "nothing"])
     def test_an_answer_names_its_question_or_the_cell_or_nothing(self, plain: Notebook, named: str) -> None:
         session = plain.client.session
         request = session.msg("execute_request", {"code": "input()", "allow_stdin": True, "user_expressions": {}})
@@ -380,7 +358,7 @@ class TestEnds:
         "        log.append('cleaned up')\n"
     )
 
-    @pytest.mark.parametrize("how", ["await send()", "await asyncio.gather(send(), send())", "async with asyncio.TaskGroup() as group: group.create_task(send())"])  # fmt: skip
+    @each_row("how", ["await send()", "await asyncio.gather(send(), send())", "async with asyncio.TaskGroup() as group: group.create_task(send())"])  # fmt: skip
     def test_a_cell_that_is_interrupted_while_it_awaits_is_cancelled_and_cleans_up(
         self, plain: Notebook, how: str
     ) -> None:
@@ -578,7 +556,7 @@ def test_an_error_is_text_on_every_way_to_a_front_end(plain: Notebook) -> None:
 class TestAnswersOfAGuest:
     """What the kernel is sent as its own shell's words comes from code that may be anything."""
 
-    @pytest.mark.parametrize(
+    @each_row(
         "report",
         [
             "progress({'toolcell_notebook': 'display_data', 'data': 7, 'metadata': 8, 'transient': 9})",

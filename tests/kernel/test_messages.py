@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
+
 from .conftest import PATIENCE_S, Notebook
 
 pytestmark = pytest.mark.isolation
@@ -17,7 +19,7 @@ HISTORY = {"hist_access_type": "tail", "n": 1, "output": False, "raw": True}
 
 
 class TestCells:
-    @pytest.mark.parametrize(
+    @each_row(
         ("code", "status"),
         [
             ("1 / 0", "error"),
@@ -252,7 +254,7 @@ def test_the_requests_of_vs_code(notebooks: Start) -> None:
 class TestMalformed:
     """Messages without fields, or with fields of other types."""
 
-    @pytest.mark.parametrize("content", [{}, {"code": None}, {"code": ["1"]}, {"code": "1", "user_expressions": [1]}])
+    @each_row("content", [{}, {"code": None}, {"code": ["1"]}, {"code": "1", "user_expressions": [1]}])
     def test_a_cell_is_refused_and_has_no_number(self, plain: Notebook, content: dict[str, Any]) -> None:
         plain.client.kernel_info(reply=True, timeout=PATIENCE_S)  # cells right after one that failed are aborted
         count = plain.run("1").reply["execution_count"]
@@ -263,21 +265,21 @@ class TestMalformed:
         wanted = {"hist_access_type": "search", "pattern": "2", "n": 1, "output": False, "raw": True}
         assert plain.ask("history_request", **wanted)["history"] == [[1, count + 1, "2"]]
 
-    @pytest.mark.parametrize("place", [None, -7, 10**30, "x", 1.5])
+    @each_row("place", [None, -7, 10**30, "x", 1.5])
     def test_a_place_that_is_not_in_the_source_is_its_end(self, plain: Notebook, place: object) -> None:
         found = plain.ask("complete_request", code="prin", cursor_pos=place)
         assert (found["matches"], found["cursor_start"], found["cursor_end"]) == (["print"], 0, 4)
         about = plain.ask("inspect_request", code="print", cursor_pos=place, detail_level="x")
         assert about["found"]
 
-    @pytest.mark.parametrize("kind", ["complete_request", "inspect_request", "is_complete_request"])
+    @each_row("kind", ["complete_request", "inspect_request", "is_complete_request"])
     def test_the_sandbox_is_asked_by_the_main_thread_alone(self, plain: Notebook, kind: str) -> None:
         content = {"code": "pri", "cursor_pos": 3}
 
         assert "shell channel" in plain.ask_control(kind, **content)["evalue"]
         assert plain.ask(kind, **content)["status"] in ("ok", "unknown", "complete")
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("kind", "content"),
         [
             ("complete_request", {}),
@@ -304,7 +306,7 @@ class TestMalformed:
             assert refused["status"] == "error" and kind in refused["evalue"]
         assert plain.run("'alive'").data == {"text/plain": "'alive'"}
 
-    @pytest.mark.parametrize("kind", ["debug_request", "create_subshell_request", "list_subshell_request"])
+    @each_row("kind", ["debug_request", "create_subshell_request", "list_subshell_request"])
     def test_a_request_for_what_there_is_not_is_refused(self, plain: Notebook, kind: str) -> None:
         assert "no debugger and no subshells" in plain.ask_control(kind)["evalue"]
 

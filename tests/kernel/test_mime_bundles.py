@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import plotly  # type: ignore[import-untyped]
-import pytest
 from plotly.basedatatypes import BaseFigure  # type: ignore[import-untyped]
 
+from rows import each_row
 from toolcell.kernel.mime_bundles import FRAME, HARMLESS, safe_bundle, safe_lines, safe_metadata
 
 from .hostile_outputs import CHARTS, EVIL, LATEX
@@ -21,7 +21,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("form", "expected"),
     [
         ("a &amp; b > c", "a &amp; b &gt; c"),

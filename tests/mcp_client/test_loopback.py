@@ -8,6 +8,7 @@ import anyio
 import httpx2
 import pytest
 
+from rows import each_row
 from toolcell.errors import McpServerError
 from toolcell.mcp.login import Loopback, _listening, read_answer
 from toolcell.mcp.oauth import OAuth
@@ -45,9 +46,7 @@ async def test_only_the_answer_with_the_right_state_is_taken(listening: tuple[Lo
     assert read_answer(answers[0]) == ("mine", "the-state", None)
 
 
-@pytest.mark.parametrize(
-    "sent", [b"\x00\xff\n", b"GET\n", b"GET " + b"x" * 100_000 + b"\n", b"POST /callback HTTP/1.1\n"]
-)
+@each_row("sent", [b"\x00\xff\n", b"GET\n", b"GET " + b"x" * 100_000 + b"\n", b"POST /callback HTTP/1.1\n"])
 async def test_what_is_no_request_ends_only_its_own_connection(listening: tuple[Loopback, str], sent: bytes) -> None:
     loopback, uri = listening
     async with anyio.create_task_group() as tasks:

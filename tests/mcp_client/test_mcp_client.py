@@ -184,8 +184,8 @@ anyio.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its supervisor is stopped"])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
+@each_row("stopped", [False, True], ids=["all run", "its supervisor is stopped"])
+@each_row("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
 async def test_nothing_of_a_server_is_left_after_its_host(end: signal.Signals, stopped: bool, tmp_path: Path) -> None:
     command = raw(spawn=str(tmp_path / "pids"))
     host = started([sys.executable, "-c", HOST, *command])

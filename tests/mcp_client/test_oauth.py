@@ -195,7 +195,7 @@ async def test_more_rights_are_asked_for_once_for_each_new_scope(world: World) -
     assert len(world.asked) <= 1 + 10
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("place", "said"),
     [
         ("http://169.254.169.254/latest", "http:// is refused"),
@@ -207,7 +207,7 @@ async def test_more_rights_are_asked_for_once_for_each_new_scope(world: World) -
         ("https://user:pw@auth.example.net/x", "not a plain https URL"),
     ],
 )
-@pytest.mark.parametrize("named", ["metadata", "issuer", "authorize", "token", "register"])
+@each_row("named", ["metadata", "issuer", "authorize", "token", "register"])
 async def test_a_login_never_leads_to_a_private_place(world: World, place: str, said: str, named: str) -> None:
     world_addresses["localhost"] = "127.0.0.1"
     if named == "metadata":
@@ -255,7 +255,7 @@ async def test_an_endless_answer_is_cut(world: World) -> None:
     assert "cannot be reached: ReadError" in problem(answer)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("come_back", "said"),
     [
         ("code=x&state=wrong", "the login's state is wrong"),
@@ -309,11 +309,11 @@ async def test_a_token_that_a_server_sends_back_is_hidden(world: World) -> None:
     assert login.hide("given: access-1, refresh-me") == "given: [redacted], [redacted]"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("issuer", "said"),
     [(None, "would go to auth.example.net"), ("https://other.example", "names other authorization servers")],
 )
-@pytest.mark.parametrize("kind", ["person", "program"])
+@each_row("kind", ["person", "program"])
 async def test_a_clients_secret_goes_only_to_its_own_authorization_server(
     world: World, issuer: str | None, said: str, kind: str
 ) -> None:

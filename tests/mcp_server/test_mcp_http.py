@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry, UsageError
 from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 from toolcell.mcp.server import McpServer
@@ -222,7 +223,7 @@ async def test_clients_find_who_issues_tokens() -> None:
     assert json.loads(found)["authorization_servers"] == ["https://issuer.example/"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "said"),
     [
         (partial(parse_address, "8000"), "want HOST:PORT"),

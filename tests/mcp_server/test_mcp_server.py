@@ -13,6 +13,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.calls.result import File, ToolResult
 from toolcell.control import Deny
@@ -123,7 +124,7 @@ PAYMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PAYMENTS)
+@each_row("kind", PAYMENTS)
 async def test_a_question_shows_every_argument_and_what_it_cuts_cannot_be_approved(mode: str, kind: str) -> None:
     args, is_whole = PAYMENTS[kind]
     registry, made = ToolRegistry(), list[Any]()

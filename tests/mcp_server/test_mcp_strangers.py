@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rows import each_row
 from toolcell import Runtime
 from toolcell.mcp.http import http_app, serve_http
 from toolcell.mcp.server import McpServer
@@ -97,7 +98,7 @@ async def serving(limits: HttpLimits) -> AsyncIterator[int]:
 HEAD = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /mc", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"])
+@each_row("sent", [b"", b"POST /mc", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"])
 def test_half_a_request_to_an_mcp_server_is_given_up(sent: bytes) -> None:
     async def check() -> None:
         async with serving(HttpLimits(head_s=0.1, body_s=0.1)) as port:

@@ -16,6 +16,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
+from rows import each_row
+
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
 PNG = base64.b64decode(
@@ -77,8 +79,8 @@ async def appears(path: Path) -> None:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@each_row("mode", ["legacy", "auto"])
+@each_row("transport", ["stdio", "http"])
 async def test_a_client_lists_calls_hears_progress_sees_pictures_is_asked_and_cancels(
     transport: str, mode: Any, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from passed_on.office import Office
 from passed_on.processes import own_children
+from rows import each_row
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime
 from toolcell.audit import Index, RecordedRun
 
@@ -116,7 +117,7 @@ def recorded(folder: Path) -> list[RecordedRun]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ENDINGS)
+@each_row("ending", ENDINGS)
 async def test_a_run_is_accounted_for_however_it_ends(ending: str, office: Office, tmp_path: Path) -> None:
     end, outcome = ENDINGS[ending]
     async with Runtime(office.registry, pool=PoolConfig(warm=0)):

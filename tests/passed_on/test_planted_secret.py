@@ -19,6 +19,7 @@ import pytest
 from mcp.client.client import Client
 
 from passed_on.office import SECRET, shown
+from rows import each_row
 from toolcell import Agent, PoolConfig, RunContext, Runtime, ToolContext, ToolError, ToolRegistry
 from toolcell.audit import AuditLog, Index, SpanSink
 from toolcell.control import Draft
@@ -260,7 +261,7 @@ def from_the_viewer(ways: Ways, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@each_row("way", WAYS)
 def test_the_secret_does_not_get_out(ways: Ways, way: str) -> None:
     text = ways.texts[way]
 
@@ -334,7 +335,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["error", "failure", "broken", "wrong"])
+@each_row("tool", ["error", "failure", "broken", "wrong"])
 @pytest.mark.anyio
 async def test_an_mcp_servers_error_does_not_show_what_it_was_given(tool: str, tmp_path: Path) -> None:
     registry, program = ToolRegistry(), tmp_path / "server.py"

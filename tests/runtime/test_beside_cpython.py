@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, SyncRuntime
 from toolcell.run.streaming import RunFinished
 
@@ -97,12 +98,12 @@ NOT_IN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *WRITTEN])
+@each_row("script", [*SCRIPTS, *WRITTEN])
 def test_a_script_ends_as_in_cpython(runtime: SyncRuntime, script: str, tmp_path: Path) -> None:
     assert by_run(runtime, source_of(script), tmp_path) == ending_in_cpython(script)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("route", "script"),
     [(route, script) for route in ROUTES for script in OF_EACH_KIND if script not in NOT_IN.get(route, ())],
 )
@@ -120,7 +121,7 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("kill", KILLS)
+@each_row("kill", KILLS)
 def test_printed_text_survives_a_kill(runtime: SyncRuntime, kill: str) -> None:
     rest, limits, outcome = KILLS[kill]
     seen: list[str] = []

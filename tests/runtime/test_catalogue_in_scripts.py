@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, SyncRuntime
 from tools.catalogues import catalogue
 
@@ -21,7 +22,7 @@ set_result({
 })"""
 
 
-@pytest.mark.parametrize("count", [30, 500, 2_000])
+@each_row("count", [30, 500, 2_000])
 def test_a_script_searches_reads_and_calls_what_it_found(count: int) -> None:
     with SyncRuntime(catalogue(count), pool=POOL) as runtime:
         result = runtime.execute_code(ASKS.replace("billing.list_report", "billing.create_invoice"))
@@ -43,7 +44,7 @@ def test_a_script_reads_all_names_and_rows_of_any_catalogue(count: int) -> None:
     assert result.value == [count, count - 1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "said"),
     [
         ("search_tools('x' * 1001)", "at most 1000 characters, not 1001"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rows import each_row
 from sandbox.test_contained_backend import CONTAINER
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.sandbox.process.backend import ProcessBackend
@@ -108,7 +109,7 @@ def forking(request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
         yield runtime
 
 
-@pytest.mark.parametrize("name", BEHAVIOUR)
+@each_row("name", BEHAVIOUR)
 def test_forks_of_a_script_behave(forking: SyncRuntime, name: str) -> None:
     body, _, expected = textwrap.dedent(BEHAVIOUR[name]).rpartition("expected = ")
 
@@ -162,7 +163,7 @@ def test_handlers_run_as_those_of_python_do(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == ["last", "first", "fork", "parent"]
 
 
-@pytest.mark.parametrize("module", sorted(NEEDLESS))
+@each_row("module", sorted(NEEDLESS))
 def test_each_module_whose_handlers_are_left_out_registers_some_or_is_too_old(module: str) -> None:
     source = (
         "import importlib, os\nseen = []\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Outcome, Runtime, UsageError
 from toolcell.calls.values import is_large
 from toolcell.run.connection import GuestConnection
@@ -38,12 +39,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return seen
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [[[]] * MANY, {str(number): number for number in range(MANY)}, {"a": [{"b": ([0] * MANY,)}]}, [[0] * 9] * LARGE],
     ids=["lists", "a dict", "deep", "many small"],
 )
-@pytest.mark.parametrize("route", ["execute_code", "session"])
+@each_row("route", ["execute_code", "session"])
 async def test_large_inputs_keep_no_event_loop(threads: dict[str, int], value: Any, route: str) -> None:
     async with Runtime() as runtime:
         if route == "session":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import TypedDict
 
+from rows import each_row
 from toolcell import Outcome, PoolConfig, SyncRuntime, ToolError, ToolRegistry
 
 pytestmark = pytest.mark.isolation
@@ -59,7 +60,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("name", LINES)
+@each_row("name", LINES)
 def test_every_call_has_a_line_of_the_script(runtime: SyncRuntime, name: str) -> None:
     result = runtime.execute_code(LINES[name])
 
@@ -69,7 +70,7 @@ def test_every_call_has_a_line_of_the_script(runtime: SyncRuntime, name: str) ->
     assert {call.line for call in result.calls} <= expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "from tools import double\nset_result(double(n=2))",
@@ -125,7 +126,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@each_row("name", SHOWN)
 def test_what_an_object_shows_never_fails_a_run(runtime: SyncRuntime, name: str) -> None:
     source, files = SHOWN[name]
 
@@ -135,11 +136,11 @@ def test_what_an_object_shows_never_fails_a_run(runtime: SyncRuntime, name: str)
     assert [file.name for file in result.files if not file.problem] == files
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     ["raise ValueError('no')", "1 / 0", "return 5", "raise SystemExit(3)"],
 )
-@pytest.mark.parametrize("decorator", ["", "@property\n    "])
+@each_row("decorator", ["", "@property\n    "])
 def test_whatever_goes_wrong_with_a_display_is_the_problem_of_its_file(
     runtime: SyncRuntime, body: str, decorator: str
 ) -> None:
@@ -159,7 +160,7 @@ HELP = """put_item(*, item: dict[str, int], note: str = 'none') -> PutItemResult
         id: int"""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "help(tools.put_item)",
@@ -254,7 +255,7 @@ except OSError:
 }
 
 
-@pytest.mark.parametrize("source", CURES)
+@each_row("source", CURES)
 def test_a_mistake_says_what_to_write(runtime: SyncRuntime, source: str) -> None:
     result = runtime.execute_code(source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.config import PoolConfig
 from toolcell.results import Outcome
@@ -25,7 +26,7 @@ def deep() -> ToolRegistry:
     return registry
 
 
-@pytest.mark.parametrize("cap", [1, 2, 3])
+@each_row("cap", [1, 2, 3])
 async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_scripts_run(cap: int) -> None:
     async with opened(deep(), cap) as runtime:
         results = list[object]()

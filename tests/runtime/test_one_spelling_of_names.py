@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.control import Approve
 
@@ -50,7 +51,7 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@each_row("script", SCRIPTS)
 async def test_results_errors_and_events_of_a_script_have_the_registered_name(runtime: Runtime, script: str) -> None:
     events = [event async for event in runtime.stream(script, on_approval="deny")]
     async with runtime.session() as session:

@@ -13,6 +13,7 @@ import mcp_types as types
 import pytest
 from mcp.client.client import Client
 
+from rows import each_row
 from toolcell import Agent, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import tool_message
@@ -65,7 +66,7 @@ def is_shown(content: str, images: list[Any]) -> bool:
     return [(each["media_type"], each["data"][:11]) for each in images] == [("image/png", BASE64)]
 
 
-@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@each_row("returned", RETURNED.values(), ids=RETURNED)
 async def test_a_model_is_shown_the_picture_of_a_tool_on_every_route(returned: Callable[[], Any]) -> None:
     registry = drawing(returned)
     plan = {"steps": [{"tool": "draw", "args": {}}]}
@@ -99,7 +100,7 @@ set_result([chart.media_type, len(chart), open("chart.png", "rb").read() == char
 """
 
 
-@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+@each_row("returned", RETURNED.values(), ids=RETURNED)
 async def test_a_script_can_save_the_picture_of_a_tool(returned: Callable[[], Any]) -> None:
     async with Runtime(drawing(returned), pool=PoolConfig(warm=0)) as runtime:
         result = await runtime.execute_code(SAVE)
@@ -108,7 +109,7 @@ async def test_a_script_can_save_the_picture_of_a_tool(returned: Callable[[], An
     assert result.logs.text == "<Picture image/png, 69 bytes>\n"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 async def test_the_bytes_say_what_a_picture_is(kind: str) -> None:
     registry = drawing(lambda: KINDS[kind])
     result = await registry.execute("draw", {})

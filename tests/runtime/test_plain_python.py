@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, Outcome, Policy, SyncRuntime
 from toolcell.testing.contract.termination import OWN_SIGNALS
 
@@ -17,7 +18,7 @@ from .plain_python import JOBS, LIBRARIES, PROGRAMS, died_of
 pytestmark = pytest.mark.isolation
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_row("program", PROGRAMS)
 def test_a_program_behaves_as_under_plain_python(run: Run, program: str) -> None:
     result = run(textwrap.dedent(PROGRAMS[program]))
     assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)

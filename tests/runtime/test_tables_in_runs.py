@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, SyncRuntime, UsageError
 from toolcell.journal import ledger
 from toolcell.results import Array, Outcome, Table
@@ -185,7 +186,7 @@ def test_bytes_of_a_frame_count_for_the_limits(runtime: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "said"),
     [
         ("import numpy\ncall_tool('total', numbers=numpy.zeros(2_000_000))", "frame_bytes"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Outcome
 
 from .conftest import Run
@@ -13,7 +14,7 @@ from .conftest import Run
 pytestmark = pytest.mark.isolation
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "value"),
     [
         ("return 6 * 7", 42),
@@ -58,7 +59,7 @@ def test_an_error_before_a_return_has_the_scripts_own_line(run: Run) -> None:
     assert 'File "<code>", line 3' in error.traceback
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "line"),
     [("x = 1\nreturn x\nbreak", 2), ("return 1\nyield 2\nawait 3", 1), ("class A:\n    return 1", 2)],
 )

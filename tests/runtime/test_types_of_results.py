@@ -16,6 +16,7 @@ from mcp.client.client import Client
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PlainSerializer, computed_field, field_serializer
 from typing_extensions import TypedDict
 
+from rows import each_row
 from toolcell import Agent, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.builtin import Schedule, Scheduler, SqliteStore
@@ -154,7 +155,7 @@ def runtime(registry: ToolRegistry) -> Iterator[SyncRuntime]:
         yield opened
 
 
-@pytest.mark.parametrize("name", VALUES)
+@each_row("name", VALUES)
 def test_what_a_tool_returns_fits_the_schema_of_its_results(
     runtime: SyncRuntime, registry: ToolRegistry, name: str
 ) -> None:
@@ -177,7 +178,7 @@ def test_results_have_serialized_types_and_arguments_validated_ones(registry: To
     assert "x-of-results" not in repr(registry.definitions()) + stubs + repr(registry.to_mcp())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "value"),
     [
         ("set_result(tools.get_price()['cents'])", 110),
@@ -192,7 +193,7 @@ def test_what_results_have_passes_the_check_of_types(runtime: SyncRuntime, sourc
     assert runtime.execute_code(source, check_types=True).value == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         "import math\nmath.floor(tools.get_price()['amount'])",
@@ -232,7 +233,7 @@ def pass_on(route: str, runtime: SyncRuntime, registry: ToolRegistry, name: str)
             assert registry.execute_sync(f"put_{name}", {"it": VALUES[name][1]}).error is None
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@each_row("route", ROUTES)
 def test_a_result_is_an_argument_of_the_same_type_on_every_route(
     runtime: SyncRuntime, registry: ToolRegistry, taken: list[Any], route: str
 ) -> None:

@@ -134,8 +134,8 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.contained
-@pytest.mark.parametrize("end", ["closed", "the host is killed", "the zygote is killed"])
-@pytest.mark.parametrize("stopped", ["supervisors", "zygote", "supervisors and zygote", "everything", "nothing"])
+@each_row("end", ["closed", "the host is killed", "the zygote is killed"])
+@each_row("stopped", ["zygote", "supervisors and zygote", "everything"])
 def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
     """The attack: another process of the user stops what ends a sandbox."""
     with subprocess.Popen(

@@ -136,7 +136,7 @@ def test_the_installer_gets_the_images_interpreter_and_platforms(
         site.installer(tmp_path, PYTHON)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "stays"),
     [
         ("from .tests import test", True),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import PoolConfig, SandboxUnavailable, SyncRuntime
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -74,7 +75,7 @@ def test_an_interpreter_without_a_folder_is_looked_up_on_the_path(
         assert runtime.execute_code("6 * 7").value == 42
 
 
-@pytest.mark.parametrize("wrong", ["/nonexistent/python", "/bin/true", "no-such-python"])
+@each_row("wrong", ["/nonexistent/python", "/bin/true", "no-such-python"])
 def test_what_is_no_python_is_named(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match=wrong), SyncRuntime(python=wrong):
         pass

@@ -10,6 +10,7 @@ from itertools import product
 
 import pytest
 
+from rows import each_row
 from toolcell_bridge.isolation import landlock, seccomp
 from toolcell_bridge.isolation.apply_in_container import contained, instead_of_landlock
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, SeccompAction
@@ -106,7 +107,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("abi", KERNELS)
+@each_row("abi", KERNELS)
 def test_what_landlock_lacks_the_filter_refuses(abi: int) -> None:
     found, is_whole, problem, layers = answers(ATTACKED, abi=abi)
 

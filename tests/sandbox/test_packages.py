@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rows import each_row
 from toolcell.errors import PackageError, UsageError
 from toolcell.sandbox.process import package_sources, packages, root_filesystem
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
@@ -63,7 +64,7 @@ def run_with(environment: PackageEnvironment, code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "--index-url=https://evil.example",
@@ -172,7 +173,7 @@ def test_bytecode_is_ready_and_does_not_depend_on_times_or_places(site: Path, ca
     assert is_as_built(first)
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing", "added", "manifest", "truncated manifest", "no site"])
+@each_row("damage", ["changed", "missing", "added", "manifest", "truncated manifest", "no site"])
 def test_a_damaged_entry_is_noticed_and_built_again(
     damage: str, site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Limits, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sandbox
 from toolcell.sandbox.node import stream as stream_module
@@ -60,7 +61,7 @@ def backend_of(*nodes: RayNode, places: int = 64) -> RayBackend:
     return backend
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong", [{"address": 5}, {"policy": "full"}, {"resources": 5}, {"tls": "yes"}, {"sandboxes_per_node": 0}], ids=str
 )
 def test_an_argument_of_another_kind_is_named(wrong: dict[str, Any]) -> None:

@@ -19,8 +19,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from rows import each_row
+from toolcell.cli import build
 from toolcell.errors import UsageError
 from toolcell.service import ServiceConfig, TenantConfig, create_app
 from toolcell.service.authentication import FORWARDED
@@ -90,14 +92,8 @@ def test_with_a_certificate_it_speaks_tls_and_nothing_else(
 
 
 def refusal(*flags: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2, done
+    done = CliRunner().invoke(build(["serve"]), ["serve", "--port", "0", *flags])
+    assert done.exit_code == 2, done
     return done.stderr
 
 
@@ -128,7 +124,7 @@ def attempts_from(service: Service) -> set[str]:
     return set(service.authenticator._attempts._wrong)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("client", "forwarded", "counted"),
     [
         ("192.0.2.9", ["198.51.100.7"], "192.0.2.9"),  # nobody whom we believe
@@ -175,7 +171,7 @@ def test_the_commands_of_tokens_make_list_rotate_and_revoke(tmp_path: Path) -> N
     assert states == ["revoked", "active"]
 
 
-@pytest.mark.parametrize("name", FORWARDED)
+@each_row("name", FORWARDED)
 def test_without_tokens_nothing_that_a_proxy_forwarded_is_let_in(tmp_path: Path, name: str) -> None:
     app = create_app(ServiceConfig(state=tmp_path / "state"))
     client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000))
@@ -184,7 +180,7 @@ def test_without_tokens_nothing_that_a_proxy_forwarded_is_let_in(tmp_path: Path,
     assert client.get("/metrics", headers={name: "192.0.2.1"}).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["somebody@127.0.0.1", "127.0.0.1/x", "localhost?x", "localhost#x", "localhost:x"])
+@each_row("host", ["somebody@127.0.0.1", "127.0.0.1/x", "localhost?x", "localhost#x", "localhost:x"])
 def test_without_tokens_a_host_is_a_name_and_a_port(tmp_path: Path, host: str) -> None:
     app = create_app(ServiceConfig(state=tmp_path / "state"))
     client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000))

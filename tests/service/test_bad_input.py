@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from rows import each_row
 from service_host import Served, client_of, until
 from toolcell.service import ServiceConfig, bodies, create_app
 from toolcell.service.bodies import parsed_body
@@ -70,7 +71,7 @@ def test_a_body_that_comes_slowly_is_given_up(served: Served) -> None:
     assert time.monotonic() - began < 15
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/exe", EXECUTE.encode()], ids=["nothing", "half a line", "no end"])
+@each_row("sent", [b"", b"POST /v1/exe", EXECUTE.encode()], ids=["nothing", "half a line", "no end"])
 def test_half_a_request_is_given_up(served: Served, sent: bytes) -> None:
     assert served.talk(sent) == b""
 
@@ -85,7 +86,7 @@ def test_a_client_that_ends_in_the_middle_of_its_body_is_no_error(served: Served
     served.talk((EXECUTE + 'Content-Length: 50\r\n\r\n{"co').encode(), ends=True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "framing",
     [
         "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
@@ -164,7 +165,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "status", "says"),
     WRONG,
 )
@@ -191,7 +192,7 @@ def test_a_large_body_is_wrong_where_a_small_one_is(client: TestClient) -> None:
     assert answer(large(whole)) == (200, "")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""])
+@each_row("kind", ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""])
 def test_a_body_of_another_type_is_refused_so_no_form_of_a_web_page_runs_code(client: TestClient, kind: str) -> None:
     response = client.post("/v1/execute", content=b'{"code": "1"}', headers={"Content-Type": kind})
 
@@ -205,7 +206,7 @@ def test_a_compressed_body_is_refused_by_name(client: TestClient) -> None:
     assert response.status_code == 415 and "'gzip'" in response.json()["detail"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [
         "/v1/sessions/..%2F..%2Fetc",

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from rows import each_row
 from toolcell import Outcome, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.errors import ServiceError, SessionError, ToolAbort
 from toolcell.service import Client
@@ -498,7 +499,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@each_row("name", REQUESTS)
 async def test_a_request_that_is_wrong_fails_alone_and_says_why(name: str, url: str) -> None:
     async with connect(socket_url(url), proxy=None) as there:
         await greeted(there, name)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, computed_field
 
+from rows import each_row
 from toolcell import ExecutionResult, Limits, Outcome, Runtime, ToolError, ToolRegistry, UsageError
 from toolcell.errors import ToolAbort
 from toolcell.service import Client
@@ -232,7 +233,7 @@ def comparable(result: ExecutionResult) -> dict[str, Any]:
     return plain
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@each_row("name", SCRIPTS)
 async def test_a_result_of_the_service_equals_one_from_here(name: str, both: tuple[Runtime, Client]) -> None:
     options: dict[str, Any] = {"inputs": {"n": 7}, "files": [("in.txt", "text ü")], "limits": LIMITED.get(name)}
     results, told = [], []
@@ -248,7 +249,7 @@ async def test_a_result_of_the_service_equals_one_from_here(name: str, both: tup
     assert here["outcome"] is not Outcome.PROTOCOL_ERROR
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [
         {"inputs": {"x": object()}}, {"inputs": {"1x": 1}}, {"files": ["/nowhere/at/all"]}, {"files": [("../x", "")]},

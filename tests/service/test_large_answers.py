@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from service.client_serving import serving
 from toolcell import ToolRegistry
 from toolcell.config import MIB
@@ -67,8 +68,8 @@ def test_only_the_beginning_of_a_document_is_written() -> None:
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-@pytest.mark.parametrize("more", [{}, {"dry_run": True}])
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+@each_row("more", [{}, {"dry_run": True}])
+@each_row("accept", ["application/json", "text/event-stream"])
 async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], accept: str
 ) -> None:

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from hostile.loop_silence import watched
+from rows import each_row
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.errors import UsageError
 from toolcell.run import guest_files
@@ -82,7 +83,7 @@ LARGE: dict[str, tuple[Any, Callable[[], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LARGE)
+@each_row("kind", LARGE)
 def test_the_event_loop_turns_while_a_large_body_is_read(kind: str) -> None:
     model, make = LARGE[kind]
     body = json.dumps(make()).encode()
@@ -102,7 +103,7 @@ FILES: dict[str, list[tuple[str, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FILES)
+@each_row("kind", FILES)
 def test_names_of_input_files_are_checked_in_linear_time(kind: str) -> None:
     def check() -> None:
         with suppress(UsageError):

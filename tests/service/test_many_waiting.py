@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rows import each_row
 from service.client_serving import serving
 from service_host import registry
 from toolcell import Runtime
@@ -51,7 +52,7 @@ async def test_a_journal_is_read_once_for_all_lists(tmp_path: Path, reads: list[
         assert len(reads) == 1
 
 
-@pytest.mark.parametrize("route", ["list", "show", "decide", "viewer", "websocket"])
+@each_row("route", ["list", "show", "decide", "viewer", "websocket"])
 async def test_others_are_answered_while_what_waits_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:

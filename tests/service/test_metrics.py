@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.principal import Scope
@@ -117,7 +118,7 @@ def test_an_operator_has_no_rights_of_a_tenant(client: TestClient, tokens: tuple
     assert client.post("/v1/execute", json={"code": "1"}, headers=header).status_code == 403
 
 
-@pytest.mark.parametrize(("token", "status"), [("", 401), ("Bearer wrong", 401), ("runner", 403)])
+@each_row(("token", "status"), [("", 401), ("Bearer wrong", 401), ("runner", 403)])
 def test_metrics_need_the_scope_read(
     client: TestClient, tokens: tuple[Path, dict[str, str]], token: str, status: int
 ) -> None:

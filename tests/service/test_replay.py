@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from rows import each_row
 from service.client_serving import serving
 from service_host import client_of, registry
 from toolcell import Runtime
@@ -81,7 +82,7 @@ async def test_nor_does_one_over_a_websocket(folder: Path, tokens: Callable[...,
 BY_ID = [each for each in ENDPOINTS if any(f"{{{name}}}" in each.path for name in ("run_id", "draft_id", "journal_id"))]
 
 
-@pytest.mark.parametrize("endpoint", BY_ID, ids=lambda each: f"{each.method} {each.path}")
+@each_row("endpoint", BY_ID, ids=lambda each: f"{each.method} {each.path}")
 def test_the_beginning_of_an_id_is_no_id(folder: Path, tokens: Callable[..., str], endpoint: Any) -> None:
     with client_of(create_app(config(folder), registry=registry())) as client:
         ask = asking(client, tokens(*Scope))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.sessions import state
 
@@ -51,7 +52,7 @@ def runtime(registry: ToolRegistry) -> Iterator[SyncRuntime]:
         yield opened
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@each_row("ending", ENDINGS)
 def test_what_scripts_left_for_the_end_runs_once_when_the_session_closes(
     runtime: SyncRuntime, noted: list[str], ending: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import journals
+from rows import each_row
 from toolcell import (
     ExecutionResult,
     Limits,
@@ -402,7 +403,7 @@ with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=1)) as r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["before b", "after b", "before c", "after c", "after d"])
+@each_row("moment", ["before b", "after b", "before c", "after c", "after d"])
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import journals
+from rows import each_row
 from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime, ToolRegistry
 from toolcell.control import Approve
 from toolcell.sandbox.process.backend import ProcessSandbox
@@ -246,7 +247,7 @@ CASES = {
 """What a script leaves; what a later one does with it; the value of that, None for what it was before."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row("case", CASES)
 def test_what_is_brought_back_is_what_it_was(runtime: SyncRuntime, case: str) -> None:
     leaves, looks, expected = CASES[case]
     limits = Limits(wall_s=0.4) if "while True" in leaves else None
@@ -343,7 +344,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("case", HOOKS)
+@each_row("case", HOOKS)
 def test_exit_hooks_are_lost_with_a_sandbox_but_not_those_that_modules_bring_with_them(
     runtime: SyncRuntime, case: str
 ) -> None:
@@ -431,7 +432,7 @@ def test_a_state_that_cannot_be_loaded_and_not_be_rebuilt_is_an_error_that_says_
         assert value(session, "2") == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     "hides",
     [
         "import toolcell_bridge.guest.script_end as e\ne.keep_session = lambda room: None",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rows import each_row
 from toolcell.support import exact_json
 from toolcell.support.exact_json import MAX_DEPTH, read_json
 
@@ -35,7 +36,7 @@ def test_every_document_is_read_as_the_standard_library_reads_it(
     assert read_json(json.dumps(value, indent=indent, ensure_ascii=is_ascii)) == value
 
 
-@pytest.mark.parametrize("text", [*WRONG, *(f"[{'[1], ' * 9}{text}]" for text in WRONG if text not in ("", "[]]"))])
+@each_row("text", [*WRONG, *(f"[{'[1], ' * 9}{text}]" for text in WRONG if text not in ("", "[]]"))])
 def test_what_is_no_document_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         json.loads(text)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mcp.client.client import Client
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.mcp.server import McpServer
 from toolcell.tools import Approve, Call
@@ -81,7 +82,7 @@ async def test_nor_is_a_client_of_a_server_that_exposes_its_tools(name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 async def test_nor_is_a_plan_or_script_that_waited_in_between(name: str, tmp_path: Any) -> None:
     async with Runtime(raising(), record=tmp_path / "runs.db") as runtime:
         rows = await runtime.execute_plan([{"tool": name}, {"tool": "pay"}], on_approval="suspend")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, SyncRuntime, ToolRegistry
 from toolcell.control.type_check import described, stubs_of
 
@@ -62,7 +63,7 @@ def test_more_than_two_thousand_real_schemas_are_registered_and_offered_to_every
 
 
 @pytest.mark.skipif(not TY.is_file(), reason="needs ty: pip install 'toolcell[types]'")
-@pytest.mark.parametrize("kind", ["for models", "async", "for checks"])
+@each_row("kind", ["for models", "async", "for checks"])
 def test_the_stubs_of_all_real_tools_are_accepted_by_ty(registry: ToolRegistry, kind: str, tmp_path: Path) -> None:
     text = {
         "for models": lambda: registry.to_python(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell.tools import ToolRegistry
 
 TY = Path(sysconfig.get_path("scripts"), "ty")
@@ -158,7 +159,7 @@ def test_built_in_types_have_another_name_where_a_tool_or_a_field_has_theirs(tmp
     assert text.startswith("from builtins import list as list_type, str as str_type\nfrom typing import Any\n")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "annotation"),
     [
         ({"enum": [1.5, "x", None]}, "float | str | None = None"),

@@ -101,7 +101,7 @@ class CountingBuffer(bytearray):
 
 @pytest.mark.slow
 @pytest.mark.conforms("T7")
-@pytest.mark.parametrize("piece_bytes", [1, 7, 65536])
+@each_row("piece_bytes", [1, 7, 65536])
 def test_a_trickled_frame_costs_linear_work(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     total = 512 * 1024
     wire = frame(bytes(total))

@@ -18,7 +18,7 @@ def test_mutated_frames_are_followed_or_end_the_connection(seed: int) -> None:
     assert set(tally.delivered) == {kind.__name__ for kind in TAGS.values()}
 
 
-@pytest.mark.parametrize("escaping", [KeyError, ValueError, MemoryError, RecursionError, UnicodeDecodeError])
+@each_row("escaping", [KeyError, ValueError, MemoryError, RecursionError, UnicodeDecodeError])
 def test_the_fuzzer_reports_whatever_else_escapes(escaping: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(body: bytes, most: int) -> None:
         raise escaping.__new__(escaping)

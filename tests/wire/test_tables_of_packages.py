@@ -322,7 +322,7 @@ POLARS_COLUMNS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", POLARS_COLUMNS)
+@each_row("name", POLARS_COLUMNS)
 def test_a_column_of_polars_arrives_in_polars_pandas_and_arrow(name: str) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({name: POLARS_COLUMNS[name]})

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
+from rows import each_row
 from toolcell.audit import records
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
@@ -39,10 +40,9 @@ def nested(depth: int, inside: Any = 1) -> Any:
 
 
 HOSTILE: list[Any] = [
-    None, True, -1, 2**63, 2**64 - 1, 1e308, float("nan"), "", "\ud800", "\x1b[2J\x00", "9" * 5000, b"\xff", [], [[]],
-    {}, {"why": 1}, {1: 2}, {"\ud800": "\ud800"}, [None] * 4, ["a", "b", "c", "d"], nested(60), nested(500),
-    {"args_cut": 1, "value_cut": {}, "coerced": 1, "more": None}, {"wall_s": "x", "line": "y"}, {"wall_s": float("inf")},
-    msgpack.ExtType(BIG_INT, b"9" * 4000), msgpack.ExtType(BIG_INT, b"x"), msgpack.ExtType(9, b""),
+    None, -1, 2**64 - 1, float("nan"), "", "\x1b[2J\x00", "9" * 5000, b"\xff", [], {1: 2}, {"\ud800": "\ud800"},
+    [None] * 4, nested(500), {"args_cut": 1, "value_cut": {}, "coerced": 1, "more": None},
+    {"wall_s": "x", "line": "y"}, msgpack.ExtType(BIG_INT, b"9" * 4000), msgpack.ExtType(9, b""),
     msgpack.ExtType(STAND_IN, msgpack.packb(["type", "text"])), msgpack.ExtType(STAND_IN, msgpack.packb([1])),
     msgpack.ExtType(STAND_IN, msgpack.packb(["type", msgpack.ExtType(STAND_IN, msgpack.packb(["a", "b"]))])),
 ]  # fmt: skip
@@ -118,7 +118,7 @@ def read_everything(ledger: Ledger) -> int:
     return len(runs)
 
 
-@pytest.mark.parametrize("kind", sorted(EXAMPLES))
+@each_row("kind", sorted(EXAMPLES))
 def test_a_record_with_a_field_of_any_kind_stops_no_reader(ledger: Ledger, kind: str) -> None:
     ledger.fill(1)
     forger = Forger(ledger)
@@ -151,7 +151,7 @@ def test_a_row_with_a_column_of_any_type_stops_no_reader(ledger: Ledger) -> None
         run_figures(index, "all")
 
 
-@pytest.mark.parametrize(("seq", "at"), [(2**63 - 1, 5), (2**62, 2**63 - 1), (2**62, -1)])
+@each_row(("seq", "at"), [(2**63 - 1, 5), (2**62, 2**63 - 1), (2**62, -1)])
 def test_huge_numbers_stop_neither_readers_nor_writers(ledger: Ledger, seq: int, at: int) -> None:
     ledger.fill(1)
     forger = Forger(ledger)
@@ -182,7 +182,7 @@ def test_any_mixture_of_fields_is_a_record_or_refused(changes: dict[int, Any], k
 DEEP = "[" * 200_000
 
 
-@pytest.mark.parametrize("text", [DEEP, '{"a":' * 200_000, "", "1" * 10_000, "\ud800", "{}", "[1]", "[[]]", "null"])
+@each_row("text", [DEEP, '{"a":' * 200_000, "", "1" * 10_000, "\ud800", "{}", "[1]", "[[]]", "null"])
 def test_json_of_any_depth_is_refused_in_every_file(ledger: Ledger, tmp_path: Path, text: str) -> None:
     ledger.fill(1)
     file = tmp_path / "hostile.json"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, SyncRuntime
 from toolcell.egress import Allow, Egress
 
@@ -18,6 +19,7 @@ from .library_uses import DRIVER, LIBRARIES, PACKAGES
 
 pytestmark = pytest.mark.isolation
 
+STANDARD = {"urllib", "http.client"}
 OUTSIDE = f"import json, sys\nglobals().update(json.load(sys.stdin))\n{DRIVER}\nprint(json.dumps(answers))"
 
 
@@ -35,21 +37,27 @@ def closed_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_does_in_a_sandbox_what_it_does_outside(server: Server, closed_port: int, library: str) -> None:
-    uses = LIBRARIES[library]
-    given = {"USES": uses, "BASE": server.url, "CLOSED": f"http://127.0.0.1:{closed_port}"}
+@pytest.fixture(scope="module")
+def runtime(server: Server, closed_port: int) -> Iterator[SyncRuntime]:
     egress = Egress(
         Allow("http://127.0.0.1", ports=[server.server_port, closed_port], methods=["*"], headers=["X-Test"])
     )
-    packages = [] if library in ("urllib", "http.client") else PACKAGES.get(library, [library])
+    packages = sorted({each for library in LIBRARIES for each in PACKAGES.get(library, [library])} - STANDARD)
+    limits = Limits(wall_s=30, processes=64)
+    with SyncRuntime(packages=packages, limits=limits, egress=egress, pool=PoolConfig(warm=0)) as runtime:
+        yield runtime
 
+
+@each_row("library", LIBRARIES)
+def test_a_library_does_in_a_sandbox_what_it_does_outside(
+    server: Server, closed_port: int, runtime: SyncRuntime, library: str
+) -> None:
+    uses = LIBRARIES[library]
+    given = {"USES": uses, "BASE": server.url, "CLOSED": f"http://127.0.0.1:{closed_port}"}
     ran = subprocess.run(
         [sys.executable, "-c", OUTSIDE], input=json.dumps(given), capture_output=True, text=True, check=True
     )
-    limits = Limits(wall_s=30, processes=64)
-    with SyncRuntime(packages=packages, limits=limits, egress=egress, pool=PoolConfig(warm=0)) as runtime:
-        result = runtime.execute_code(f"{DRIVER}\nset_result(json.dumps(answers))", inputs=given)
+    result = runtime.execute_code(f"{DRIVER}\nset_result(json.dumps(answers))", inputs=given)
 
     assert isinstance(result.value, str), result.error
     outside, inside = json.loads(ran.stdout), json.loads(result.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.egress import Allow, Egress
 
@@ -114,7 +115,7 @@ def tunnel():
 """
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_row("name", REFUSED)
 def test_what_is_not_sent_fails_as_without_a_connection_and_says_why(
     runtime: SyncRuntime, server: Server, name: str
 ) -> None:
@@ -223,8 +224,8 @@ WHOLE_BODIES = {
 }
 
 
-@pytest.mark.parametrize("size", [MIB, 5 * MIB + 1])
-@pytest.mark.parametrize("library", WHOLE_BODIES)
+@each_row("size", [MIB, 5 * MIB + 1])
+@each_row("library", WHOLE_BODIES)
 def test_a_long_body_whose_length_is_known_arrives_whole(
     runtime: SyncRuntime, server: Server, library: str, size: int
 ) -> None:
@@ -269,24 +270,6 @@ with urllib.request.urlopen(DOWN) as answer:
     size = sum(len(part) for part in iter(lambda: answer.read(65536), b""))
 return [size, json.load(urllib.request.urlopen(urllib.request.Request(UP, data=blocks())))["size"]]
 """,
-    "requests": """
-with requests.get(DOWN, stream=True) as answer:
-    size = sum(map(len, answer.iter_content(65536)))
-return [size, requests.post(UP, data=blocks()).json()["size"]]
-""",
-    "httpx": """
-with httpx.stream("GET", DOWN) as answer:
-    size = sum(map(len, answer.iter_bytes()))
-return [size, httpx.post(UP, content=blocks(), timeout=60).json()["size"]]
-""",
-    "async httpx": """
-async def main():
-    async with httpx.AsyncClient(timeout=60) as client:
-        async with client.stream("GET", DOWN) as answer:
-            size = sum([len(part) async for part in answer.aiter_bytes()])
-        return [size, (await client.post(UP, content=async_blocks())).json()["size"]]
-return asyncio.run(main())
-""",
     "aiohttp": """
 async def main():
     async with aiohttp.ClientSession() as session:
@@ -300,7 +283,7 @@ return asyncio.run(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", DOWN_AND_UP)
+@each_row("library", DOWN_AND_UP)
 def test_100_mb_down_and_up_are_never_held_in_the_sandbox(runtime: SyncRuntime, server: Server, library: str) -> None:
     body = "".join(f"    {line}\n" for line in DOWN_AND_UP[library].strip().splitlines())
     source = f"""

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from rows import each_row
 from service.viewer.watching import served
 from toolcell import ToolRegistry
 from toolcell.service.app import create_app
@@ -116,7 +117,7 @@ def csrf(client: httpx.Client) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@each_row("path", PAGES)
 def test_a_stranger_is_sent_to_the_login_from_every_page(site: Site, path: str) -> None:
     with httpx.Client(base_url=site.base) as client:
         for headers in ({}, {"cookie": "toolcell-login=x"}, {"authorization": "Bearer x"}):
@@ -124,7 +125,7 @@ def test_a_stranger_is_sent_to_the_login_from_every_page(site: Site, path: str) 
             assert (answer.status_code, answer.headers["location"]) == (303, "/login")
 
 
-@pytest.mark.parametrize("path", FORMS)
+@each_row("path", FORMS)
 def test_every_form_is_refused_without_the_token_of_the_login_and_from_elsewhere(site: Site, path: str) -> None:
     ada, eve = site.logged_in("ada", *Scope), site.logged_in("eve", *Scope)
     good, hers = {"csrf": csrf(ada)}, {"csrf": csrf(eve)}
@@ -141,7 +142,7 @@ def test_every_form_is_refused_without_the_token_of_the_login_and_from_elsewhere
     assert ada.get("/runs").status_code == 200  # nor was the login ended
 
 
-@pytest.mark.parametrize("path", FORMS)
+@each_row("path", FORMS)
 def test_a_form_needs_its_scope(site: Site, path: str) -> None:
     reader = site.logged_in("ada", Scope.READ)
     answer = reader.post(filled(path), data={"csrf": csrf(reader)})
