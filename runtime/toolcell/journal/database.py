@@ -25,7 +25,9 @@ from toolcell.support.packing import pack, unpack
 from toolcell.support.sqlite import transaction
 
 RUN, SESSION, DRAFT, MAP, STATE, USED = "run", "session", "draft", "map", "state", "used"
-"""Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record."""
+REQUEST = "request"
+"""Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record; a request is
+one of a service that has an idempotency key, and is forgotten by `RequestKeys`."""
 
 OF: Final[Mapping[str, tuple[str, str]]] = {RUN: (MAP, "-"), STATE: (SESSION, ".")}
 """A journal of these kinds is kept as long as one of another kind, whose name is the first part of its own: without it
@@ -88,6 +90,8 @@ class JournalDatabase:
         self.file = self.database.file
         self.place = str(self.file or self.database.place)
         """Names the record in messages."""
+        self.keep_s = {USED: max(self.config.continue_s, self.config.token_s), REQUEST: math.inf}
+        """How long journals of a kind are kept, where that is not `continue_s`."""
         self._lock = threading.Lock()
         self._db: store.Connection | None = None
         """Reads, so that nobody who reads waits for a writer."""
@@ -101,7 +105,7 @@ class JournalDatabase:
         self.forget_old()
         if self.config.continue_bytes is not None:
             self._count_again()
-        with self._reading() as db:
+        with self.reading() as db:
             return store.token_key(db)
 
     def close(self) -> None:
@@ -114,7 +118,7 @@ class JournalDatabase:
             self._db = None
 
     @contextmanager
-    def _reading(self, is_written: bool = False) -> Iterator[store.Connection]:
+    def reading(self, is_written: bool = False) -> Iterator[store.Connection]:
         """Yield the connection. `is_written`: what is looked for waits for no write of this process."""
         with self._lock, self._translated():
             if self.log.is_open and not is_written:
@@ -151,14 +155,14 @@ class JournalDatabase:
     # Journals
 
     def last(self, kind: str, name: str, is_written: bool = False) -> int:
-        """Return the number of the last record of a journal; 0 if there is none. `is_written`: as for `_reading`."""
-        with self._reading(is_written) as db:
+        """Return the number of the last record of a journal; 0 if there is none. `is_written`: as for `reading`."""
+        with self.reading(is_written) as db:
             (last,) = db.execute(f"SELECT max(n) FROM kept WHERE {_IS}", (kind, name)).fetchone()
         return int(last or 0)
 
     def last_of_each(self, kind: str) -> dict[str, tuple[int, int]]:
         """Return number and time of the last record of each journal of a kind, by its name, in the order of names."""
-        with self._reading() as db:
+        with self.reading() as db:
             rows = db.execute(
                 "SELECT name, max(n), max(at) FROM kept WHERE kind = ? GROUP BY name ORDER BY name", (kind,)
             )
@@ -171,7 +175,7 @@ class JournalDatabase:
         while not is_over:
             found, size = [], 0
             with (
-                self._reading() as db,
+                self.reading() as db,
                 transaction(db, "BEGIN"),
                 closing(db.execute(query, (kind, name, after))) as rows,
             ):
@@ -190,7 +194,7 @@ class JournalDatabase:
         Raises:
             ValueError: it is not there, or cannot be read.
         """
-        with self._reading() as db:
+        with self.reading() as db:
             found = db.execute(f"SELECT body FROM kept WHERE {_IS} AND n = ?", (kind, name, n)).fetchone()
         if found is None:
             raise ValueError("a record is not there any more")
@@ -219,7 +223,7 @@ class JournalDatabase:
     def is_open(self, kind: str, name: str) -> bool:
         """Return whether somebody has a journal open, here or in another process."""
         self.settle(wait=self.is_remote)
-        with self._reading(is_written=True) as db:
+        with self.reading(is_written=True) as db:
             return self.database.is_locked(kind, name, db)
 
     def write(
@@ -259,10 +263,13 @@ class JournalDatabase:
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
-        row = (USED, token, 1, time.time_ns(), b"")
         insert = "INSERT INTO kept VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        return self.change(insert, (USED, token, 1, time.time_ns(), b"")) == 1
+
+    def change(self, statement: str, values: tuple[Any, ...]) -> int:
+        """Execute a statement, after what waits to be written; return how many rows it has changed. Waits."""
         with self._translated():
-            return bool(self.log.change(lambda db: db.execute(insert, row).rowcount) == 1)
+            return int(self.log.change(lambda db: db.execute(statement, values).rowcount))
 
     # What is kept
 
@@ -301,7 +308,7 @@ class JournalDatabase:
 
     def _count_again(self, size: int = 0) -> None:
         counted_s = time.monotonic()
-        with self._reading() as db:
+        with self.reading() as db:
             used = self.database.most_bytes(db)
             if used + size > (self.config.continue_bytes or 0):
                 used = db.execute("SELECT coalesce(sum(length(body)), 0) FROM kept").fetchone()[0]
@@ -314,31 +321,26 @@ class JournalDatabase:
                 self.forget_old()
                 self._count_again()
 
-    def forget_old(self) -> None:
-        """Remove what nobody uses and nothing was written to for longer than it is kept."""
-        now = time.time()
-        query = "SELECT kind, name FROM kept GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
-        before = _ns(now - self.config.continue_s)
-        with self._reading() as db:
+    def forget_old(self, now: float = 0.0) -> None:
+        """Remove what nobody uses and nothing was written to for longer than it is kept. `now`: if not the time."""
+        now = now or time.time()
+        query = "SELECT kind, name, max(at) FROM kept GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
+        before = _ns(now - min(self.config.continue_s, *self.keep_s.values()))
+        with self.reading() as db:
             if db.execute("SELECT 1 FROM kept WHERE at < ?", (before,)).fetchone() is None:
                 return
+        answered = "SELECT name FROM kept WHERE kind = ? AND n > 1 AND at < ?"  # there may be very many
+        values = (REQUEST, REQUEST, _ns(max(0.0, now - self.keep_s[REQUEST])))
+        self.change(f"DELETE FROM kept WHERE kind = ? AND name IN ({answered})", values)
+        with self.reading() as db:
             old = db.execute(query, (before,)).fetchall()
-            valid = {
-                name
-                for (name,) in db.execute(
-                    "SELECT name FROM kept WHERE kind = ? AND at >= ?", (USED, _ns(now - self.config.token_s))
-                )
-            }
-        for kind, name in old:
+        for kind, name, at in old:
             owner, separator = OF.get(kind, ("", "."))
-            if (kind == USED and name in valid) or (owner and self.last(owner, name.rpartition(separator)[0])):
+            is_kept = at >= (now - self.keep_s.get(kind, self.config.continue_s)) * 1e9
+            if is_kept or (owner and self.last(owner, name.rpartition(separator)[0])):
                 continue
-            try:
-                journal = OpenJournal(self, kind, name)
-            except UnderWay:
-                continue
-            journal.remove()
-            journal.close()
+            with suppress(UnderWay), closing(OpenJournal(self, kind, name)) as journal:
+                journal.remove()
 
     # States of sessions
 
@@ -361,7 +363,7 @@ class JournalDatabase:
 
     def keep_states(self, session: str, names: Collection[str]) -> None:
         """Remove the states of a session, all of them but these."""
-        with self._reading() as db:
+        with self.reading() as db:
             found = {
                 name
                 for (name,) in db.execute(
@@ -484,6 +486,7 @@ class OpenJournal:
         """Remove what is recorded; it is open until `close`."""
         if self._last:
             self.database.remove(self.kind, self.name, self._bytes, self._lock)
+            self._last = 0
 
     def load(self, table: Table, state: State) -> State:
         """Do what each record says, in order, and return the state. Raises as `JournalDatabase.load`."""

@@ -191,7 +191,7 @@ class ServiceConfig(SettingsModel):
     port: int = setting(default=8700, ge=0, le=65_535)
 
     state: Path = setting(default_factory=lambda _: default_state())
-    """Folder of what outlives the service: records of runs, and what the service notes about requests."""
+    """Folder of what outlives the service: records, keys and returned files of the tenants."""
 
     defaults: TenantConfig = setting(default=TenantConfig())
     """What holds for each tenant where its own table says nothing."""

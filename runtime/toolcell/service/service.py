@@ -15,7 +15,7 @@ from toolcell.errors import UsageError
 from toolcell.service.admission import Admission, Share
 from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
-from toolcell.service.idempotency import IdempotencyStore, IdempotentRequests
+from toolcell.service.idempotency import IdempotentRequests
 from toolcell.service.metrics import Metrics, TenantState
 from toolcell.service.principal import Principal
 from toolcell.service.receiving import Receiving
@@ -50,7 +50,7 @@ class Service(OpenedInBlock):
         self.tenants = Tenants(self.config, registry, self.metrics.watch)
         self.authenticator = make_authenticator(self.config)
         self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, lru_cache(SHARES)(self._share))
-        self.idempotent = IdempotentRequests(self._keys())
+        self.idempotent = IdempotentRequests()
         self.runs = RunsUnderWay()
         self.receiving = Receiving(self.config.receiving_bytes, lambda name: self.config.tenant(name).receiving_bytes)
         self.revocations = Revocations()
@@ -86,7 +86,6 @@ class Service(OpenedInBlock):
             raise UsageError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
         self._stack.callback(self.authenticator.close)
         self._stack.push_async_callback(self.tenants.close)
-        await self.idempotent.open()
         self._stack.push_async_callback(self.idempotent.close)
         self._stack.push_async_callback(self.callers.close)
         self._stack.callback(self.revocations.close)
@@ -154,7 +153,3 @@ class Service(OpenedInBlock):
     def _share(self, tenant: str) -> Share:
         settings = self.config.tenant(tenant)
         return Share(settings.concurrent_runs, settings.queued_runs)
-
-    def _keys(self) -> IdempotencyStore:
-        config = self.config
-        return IdempotencyStore(config.state / "keys", keep_s=config.idempotency_s, rows=config.idempotency_keys)

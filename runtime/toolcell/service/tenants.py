@@ -16,6 +16,7 @@ from toolcell.audit import AuditLog, HmacKey, save_private
 from toolcell.control import Draft
 from toolcell.egress import Egress
 from toolcell.errors import McpServerError, UsageError
+from toolcell.journal import RequestKeys
 from toolcell.quotas import Quotas
 from toolcell.results import Suspension
 from toolcell.runtime import Runtime
@@ -84,9 +85,10 @@ class Tenant:
         files: DownloadStore,
         replays: Replays,
         answers: Answers,
+        keys: RequestKeys,
     ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
-        self.files, self.replays, self.answers = files, replays, answers
+        self.files, self.replays, self.answers, self.keys = files, replays, answers, keys
         self.missing_servers: dict[str, dict[str, Any]] = {}
         """Options of its MCP servers that could not be had."""
         self._connecting: asyncio.Task[None] | None = None
@@ -189,6 +191,7 @@ class Tenants:
             self._make_folder(name, config)
             log = AuditLog(config.record, config=config.record_config)
             runtime = self._runtime(name, config, registry, log)
+            keys = RequestKeys(runtime.journals.database, self._config.idempotency_s, self._config.idempotency_keys)
             await stack.enter_async_context(runtime)
             self._on_open(name, runtime)
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
@@ -202,6 +205,7 @@ class Tenants:
                 files=files,
                 replays=replays,
                 answers=Answers(self._config.answer_bytes),
+                keys=keys,
             )
             tenant.missing_servers = dict(config.mcp)
             await tenant.connect()

@@ -201,8 +201,7 @@ def remove_tree(path: Path) -> None:
 
 # Locks of files: they end with the process that holds them, also after SIGKILL.
 #
-# Not `filelock`: on a file system without flock it falls back to a lock that survives SIGKILL, and it has no
-# shared, read-only probe such as `is_locked`, which must work for readers who may not write the directory.
+# Not `filelock`: on a file system without flock it falls back to a lock that survives SIGKILL.
 
 
 def lock(descriptor: int, *, wait: bool, shared: bool = False) -> bool:
@@ -238,15 +237,3 @@ def take_lock(path: Path) -> int | None:
         raise
     os.close(descriptor)
     return None
-
-
-def is_locked(path: Path) -> bool:
-    """True while a process holds the lock of a file; False without the file, or if it cannot be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return not lock(descriptor, wait=False, shared=True)
-    finally:
-        os.close(descriptor)
