@@ -1,4 +1,6 @@
-"""`python -m benchmarks.audit_load`: 200 writers in four processes record in one file, and are killed at random.
+"""`python -m benchmarks.audit_load`: 200 writers in four processes share one record, and are killed at random.
+
+The record is a file, or with `--record postgresql://...` in a database.
 
 Each writer makes runs of three calls; each call of the tool leaves its name in a file of effects, and nothing else says
 that it happened. Half of the writers record as a script in a sandbox does, half as an agent. A random process is killed
@@ -49,7 +51,7 @@ START_S = 150.0
 # A process that writes
 
 
-async def work(folder: Path) -> None:
+async def work(folder: Path, place: str) -> None:
     """Write runs until the process is killed, or whoever started it is gone."""
     parent = os.getppid()
     effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -72,7 +74,7 @@ async def work(folder: Path) -> None:
                 await as_script(recorder, registry, names)
             await anyio.lowlevel.checkpoint()
 
-    with AuditLog(folder / "runs.db", key=KEY, heads=folder / "heads") as log:
+    with AuditLog(place, key=KEY, heads=folder / "heads") as log:
         recorder = Recorder(log)
         async with anyio.create_task_group() as tasks:
             for writer in range(WRITERS):
@@ -112,26 +114,27 @@ LIMITS, POLICY = Limits(), Policy(hash_seed=1)
 # The processes
 
 
-def load(folder: Path, *, kills: int, seconds: float = 0.0) -> dict[str, Any]:
+def load(folder: Path, *, kills: int, seconds: float = 0.0, record: str = "") -> dict[str, Any]:
     """Kill so many processes, or as many as the time allows, then all of them; return what is wrong, and figures."""
+    place = record or str(folder / "runs.db")
     until, done = time.monotonic() + seconds, 0
     with ExitStack() as stack:
-        running = [start(stack, folder) for _ in range(PROCESSES)]
+        running = [start(stack, folder, place) for _ in range(PROCESSES)]
         while done < kills or time.monotonic() < until:
             wait_for_effects(folder, size(folder) + EFFECTS * 15)
             place = random.randrange(PROCESSES)
             os.kill(running[place].pid, signal.SIGKILL)
-            running[place] = start(stack, folder)
+            running[place] = start(stack, folder, place)
             done += 1
         wait_for_effects(folder, size(folder) + EFFECTS * 15)
         for process in running:
             os.kill(process.pid, signal.SIGKILL)
-    return {"kills": done, **checked(folder)}
+    return {"kills": done, **checked(folder, place)}
 
 
-def start(stack: ExitStack, folder: Path) -> subprocess.Popen[bytes]:
+def start(stack: ExitStack, folder: Path, place: str) -> subprocess.Popen[bytes]:
     """Start a process that writes, and wait for its end when the stack is left."""
-    command = [sys.executable, "-m", "benchmarks.audit_load", "--work", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.audit_load", "--work", str(folder), "--record", place]
     return stack.enter_context(subprocess.Popen(command, cwd=Path(__file__).parents[1]))
 
 
@@ -151,13 +154,12 @@ def wait_for_effects(folder: Path, wanted: int) -> None:
     time.sleep(random.uniform(0, 0.05))
 
 
-def checked(folder: Path) -> dict[str, Any]:
+def checked(folder: Path, place: str) -> dict[str, Any]:
     """Verify the record, and look for effects without a start."""
-    path = folder / "runs.db"
     began = time.perf_counter()
-    report = verify(path, [KEY], heads=Head.saved(read_log_id(path), folder / "heads"))
+    report = verify(place, [KEY], heads=Head.saved(read_log_id(place), folder / "heads"))
     verify_s = time.perf_counter() - began
-    with closing(database_of(path).open_read_only()) as db:
+    with closing(database_of(place).open_read_only()) as db:
         rows = db.execute("SELECT body FROM event WHERE kind = ?", (records.CALL_STARTED,))
         started = {records.fields_of(records.CALL_STARTED, body)["args"]["name"] for (body,) in rows}
     happened = (folder / "effects").read_text().split()
@@ -176,13 +178,14 @@ def main() -> None:
     """Write, kill, check and print."""
     parser = argparse.ArgumentParser(description="Let 200 writers record in one file, and kill them at random.")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--record", default="", help="the URL of a PostgreSQL database; a new file if none is given")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
-        anyio.run(work, options.work)
+        anyio.run(work, options.work, options.record)
         return
     with tempfile.TemporaryDirectory(dir=os.getcwd()) as folder:
-        print(json.dumps(load(Path(folder), kills=0, seconds=options.seconds), indent=2))
+        print(json.dumps(load(Path(folder), kills=0, seconds=options.seconds, record=options.record), indent=2))
 
 
 if __name__ == "__main__":

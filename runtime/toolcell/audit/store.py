@@ -364,11 +364,15 @@ ROWS: Final = {
 def execute(db: Connection, rows: Iterable[Row]) -> None:
     """Execute statements."""
     for statement, values in rows:
-        for each in values:  # nearly all are storable, and to make a tuple of them takes longer
-            if type(each) is str and not each.isprintable():
-                values = tuple(map(storable, values))
-                break
-        db.execute(statement, values)
+        db.execute(statement, all_storable(values))
+
+
+def all_storable(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return values that every database can store. Nearly all are, and to make a tuple of them takes longer."""
+    for each in values:
+        if type(each) is str and not each.isprintable():
+            return tuple(map(storable, values))
+    return values
 
 
 def storable(value: Any) -> Any:

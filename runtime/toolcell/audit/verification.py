@@ -252,7 +252,7 @@ class _Views:
     def add(self, chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> None:
         try:
             for statement, values in store.rows_of(chain, seq, run, kind, at_ns, fields):
-                self._rows.setdefault(statement, []).append(tuple(map(store.storable, values)))
+                self._rows.setdefault(statement, []).append(store.all_storable(values))
         except (ValueError, TypeError, AttributeError, LookupError):
             pass  # who has the key wrote what no run has
         self._left -= 1

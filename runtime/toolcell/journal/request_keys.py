@@ -87,6 +87,7 @@ class RequestKeys:
             finally:
                 if key not in self._open:
                     journal.close()
+                    self._database.settle()  # then it is closed for everybody
 
     def _begin(self, journal: OpenJournal, digest: bytes, run_id: str) -> Entry:
         if (now := self._clock()) - self._counted > COUNT_S:
