@@ -122,9 +122,9 @@ def load(folder: Path, *, kills: int, seconds: float = 0.0, record: str = "") ->
         running = [start(stack, folder, place) for _ in range(PROCESSES)]
         while done < kills or time.monotonic() < until:
             wait_for_effects(folder, size(folder) + EFFECTS * 15)
-            place = random.randrange(PROCESSES)
-            os.kill(running[place].pid, signal.SIGKILL)
-            running[place] = start(stack, folder, place)
+            number = random.randrange(PROCESSES)
+            os.kill(running[number].pid, signal.SIGKILL)
+            running[number] = start(stack, folder, place)
             done += 1
         wait_for_effects(folder, size(folder) + EFFECTS * 15)
         for process in running:
