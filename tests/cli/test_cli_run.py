@@ -5,8 +5,10 @@ import logging
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -745,9 +747,12 @@ def test_prints_arrive_through_a_pipe_when_they_are_printed_and_a_reader_that_le
 
 
 @pytest.mark.isolation
-def test_the_demo_works_and_both_attacks_fail() -> None:
-    status, out, err = invoke("demo")
+def test_the_demo_works_and_both_attacks_fail(tmp_path: Path) -> None:
+    status, out, err = invoke("demo", "--record", tmp_path / "runs.db")
     assert (status, err) == (exits.OK, "")
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as record:  # any program can query it, as docs/audit.md says
+        called = record.execute("select tool, count(*) from call group by 1").fetchall()
+    assert called == [("list_modules", 1), ("read_module", demo.MODULES), ("save_note", 1)]
     for line in demo.SCRIPT.splitlines():
         assert line in out
     assert "read_module(name=" in out

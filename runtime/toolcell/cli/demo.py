@@ -61,10 +61,13 @@ def demo(
     profile: Annotated[
         Profile, typer.Option("--profile", help="How to isolate: full, container, or the strongest that runs here.")
     ] = "auto",
+    record: Annotated[
+        str | None, typer.Option("--record", metavar="FILE", help="Record the runs in this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the results as one JSON document.")] = False,
 ) -> None:
     """Show a script that calls three tools from a sandbox, and two attacks that fail."""
-    results = run_watched(partial(_run_all, Policy(profile=profile)))
+    results = run_watched(partial(_run_all, Policy(profile=profile), record))
     scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
     held = scripted.ok and not any(result.ok for result in attacks.values())
     shown = {"script": scripted.to_dict(), "attacks": {name: each.to_dict() for name, each in attacks.items()}}
@@ -72,10 +75,10 @@ def demo(
     raise typer.Exit(exits.OK if held else exits.FAILED)
 
 
-async def _run_all(policy: Policy, watch: Watch) -> list[ExecutionResult]:
+async def _run_all(policy: Policy, record: str | None, watch: Watch) -> list[ExecutionResult]:
     from toolcell.runtime import Runtime
 
-    async with Runtime(make_tools(), policy=policy, pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(make_tools(), policy=policy, pool=PoolConfig(warm=1), record=record) as runtime:
         watch.doing = "running"
         return [
             await runtime.execute_code(source, cancel=watch.cancel, on_log=lambda _, text: watch.say(text))
