@@ -67,8 +67,7 @@ def keys(place: Place, clock: Clock) -> Iterator[RequestKeys]:
 
 
 def done(keys: RequestKeys, key: str, answer: bytes = b"", status: int = 200) -> None:
-    keys.finish(key, status, "text/plain", answer)
-    keys.end(key)
+    keys.finish(key, (status, "text/plain", answer))
 
 
 def test_the_same_request_is_answered_again_with_the_same_bytes(keys: RequestKeys) -> None:
@@ -90,7 +89,7 @@ def test_a_key_belongs_to_one_request(keys: RequestKeys) -> None:
 def test_a_request_that_did_not_begin_frees_its_key(keys: RequestKeys) -> None:
     for number in range(6):  # more than there may be keys
         assert keys.begin("k", ONE, f"run-{number}").state == "begun"
-        keys.release("k")
+        keys.finish("k", None)
     assert keys.begin("k", OTHER, "run-9").state == "begun"
 
 
@@ -145,7 +144,7 @@ def test_a_record_with_keys_that_is_closed_holds_nothing(tmp_path: Path) -> None
         with opened(tmp_path / "runs.db") as keys:
             keys.begin("key", ONE, "run-1")
             keys.begin("other", ONE, "run-1")
-            keys.release("key")
+            keys.finish("key", None)
 
     assert not anyio.run(left_after, use)
 

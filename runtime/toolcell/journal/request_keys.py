@@ -129,19 +129,17 @@ class RequestKeys:
             return Entry(unanswered, run_id)
         return Entry("answered", run_id, *(part for each in answer for part in each))
 
-    def finish(self, key: str, status: int, media_type: str, body: bytes) -> None:
-        """Keep the answer of a request that this process carried out."""
+    def finish(self, key: str, answer: tuple[int, str, bytes] | None) -> None:
+        """Keep the answer of a request that this process carried out. None: it did not begin, so its key is free."""
         journal = self._open[key]
-        journal.write(status, media_type, needs_room=False)
-        if len(body) <= self._answer_bytes:
-            with suppress(OSError):  # there is no room for it
-                journal.write(body)
-        self._database.settle()
-
-    def release(self, key: str) -> None:
-        """Free a key whose request did not begin, so that it can be sent again."""
-        self._open[key].remove()
-        self._count -= 1
+        if answer is None:
+            journal.remove()
+            self._count -= 1
+        else:
+            journal.write(*answer[:2], needs_room=False)
+            if len(answer[2]) <= self._answer_bytes:
+                with suppress(OSError):  # there is no room for it
+                    journal.write(answer[2])
         self.end(key)
         self._database.settle()
 

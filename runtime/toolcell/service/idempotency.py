@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolcell.errors import SandboxUnavailable, ToolcellError
-from toolcell.journal import RequestKeys
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
@@ -177,13 +176,17 @@ class IdempotentRequests:
     async def _carry_out(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response | Problem:
         try:
             answer, is_final = await self._answer_of(request, carry_out)
-            kept = answer.response() if isinstance(answer, Problem) else answer
+            response = answer.response() if isinstance(answer, Problem) else answer
+            media_type = response.headers.get("content-type", "application/octet-stream")
+            kept = (response.status_code, media_type, bytes(response.body)) if is_final else None
             with anyio.CancelScope(shield=True):
-                await self._note(request.tenant.keys, key, kept if is_final else None)
-            return answer
+                await daemon_threads.run_sync(request.tenant.keys.finish, key, kept)
+        except OSError as exc:  # the run was made, and is answered
+            logger.error("the answer to key %r of %s could not be kept: %s", key, request.tenant.name, exc)
         finally:
             request.tenant.keys.end(key)
             del self._here[request.tenant.name, key]
+        return answer
 
     async def _answer_of(self, request: KeyedRequest, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
         """Return the answer, and whether it is final: anything may have been done before it."""
@@ -202,17 +205,6 @@ class IdempotentRequests:
         if is_final:
             problem.extra.setdefault("run_id", request.run_id)
         return problem, is_final
-
-    async def _note(self, keys: RequestKeys, key: str, answer: Response | None) -> None:
-        """Keep an answer; with None, free the key. If that fails, it is logged: the run was made, and is answered."""
-        try:
-            if answer is None:
-                await daemon_threads.run_sync(keys.release, key)
-                return
-            media_type = answer.headers.get("content-type", "application/octet-stream")
-            await daemon_threads.run_sync(keys.finish, key, answer.status_code, media_type, bytes(answer.body))
-        except OSError as exc:
-            logger.error("the answer to key %r could not be kept: %s", key, exc)
 
 
 def key_of(http: Request) -> str:
