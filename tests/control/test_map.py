@@ -232,19 +232,29 @@ async def test_on_error_stop_waits_for_no_more_inputs_and_runs_none_that_comes_l
 
 @pytest.mark.anyio
 async def test_inputs_that_wait_for_a_task_that_was_cancelled_end_the_map_with_an_error() -> None:
+    waits = asyncio.ensure_future(asyncio.sleep(60))
+    waits.cancel()
+
     async def given() -> AsyncIterator[dict[str, int]]:
         yield {"n": 0}
-        waits = asyncio.ensure_future(asyncio.sleep(60))
-        waits.cancel()
         await waits
         yield {"n": 1}
 
-    found = []
     async with Runtime(pool=PoolConfig(warm=2)) as runtime:
-        with pytest.raises(UsageError, match="the inputs of a map were cancelled"):
-            async for item in runtime.map("n", given(), concurrency=4):
-                found.append(item.value)  # noqa: PERF401
-    assert found == [0]
+        await asyncio.wait([waits])
+        for inputs in (given(), (each if each["n"] == 0 else waits.result() for each in numbers(2))):
+            found = []
+            with pytest.raises(UsageError, match="the inputs of a map were cancelled"):
+                async for item in runtime.map("n", inputs, concurrency=4):
+                    found.append(item.value)  # noqa: PERF401
+            assert found == [0]
+
+
+@pytest.mark.anyio
+async def test_a_map_may_be_allowed_far_more_runs_at_once_than_it_has_inputs() -> None:
+    async with Runtime(pool=PoolConfig(warm=2)) as runtime:
+        with anyio.fail_after(60):
+            assert [item.value async for item in runtime.map("n", numbers(5), concurrency=10**9)] == list(range(5))
 
 
 @pytest.mark.slow
@@ -311,6 +321,7 @@ def test_what_the_inputs_raise_comes_out_of_the_loop(opened: SyncRuntime) -> Non
         ({"retries": -1}, "retries= must be a whole number of at least 0"),
         ({"retry_on": {"ok"}}, "retry_on= takes outcomes of failures"),
         ({"retry_on": "lost"}, "retry_on= takes outcomes of failures"),
+        ({"retry_on": 5}, "retry_on= takes outcomes of failures"),
         ({"on_error": "ignore"}, "on_error= must be one of"),
         ({"map_id": "m"}, r"Runtime\(record=FILE\)"),
         ({"map_id": "../m"}, "map_id= must be 1 to 48"),

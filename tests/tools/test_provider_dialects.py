@@ -272,3 +272,15 @@ def test_choices_and_conjunctions_that_contain_themselves_are_bounded() -> None:
 
     assert refusal("gemini", adapted) == ""
     assert adapted["properties"]["C0"] == TEXT | {"nullable": True}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dialect", get_args(DialectName))
+def test_parts_that_are_nested_very_deep_are_bounded(dialect: DialectName) -> None:
+    deep: dict[str, Any] = TEXT
+    for _ in range(400):
+        deep = of(a=deep)
+    named = {f"L{at}": of(a={"$ref": f"#/$defs/L{at + 1}"}) for at in range(400)} | {"L400": TEXT}
+
+    for schema in (deep, of(a={"$ref": "#/$defs/L0"}) | {"$defs": named}):
+        assert refusal(dialect, ToolDefinition("act", "Do something.", schema).adapted(dialect)) == ""

@@ -17,7 +17,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.context import BURST, MAX_UPDATE_CHARS, current_context
 from toolcell.calls.events import TOOL_END, TOOL_OUTPUT, TOOL_START, TOOL_UPDATE
 from toolcell.compat import as_call_event, as_stream_event
-from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
+from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, Status, ToolContext, ToolRegistry, ToolResult
 from tools.toolkit import PATIENCE_S, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -463,6 +463,22 @@ async def test_what_a_tool_writes_arrives_whole_and_in_order_and_it_waits_for_sl
         assert ahead <= 11
         states = [event.update for event in plain if event.type == TOOL_UPDATE]
         assert states == ([{"details": "x" * 50_000}] if tool is write_much else [])
+
+
+@pytest.mark.anyio
+async def test_a_tool_that_writes_without_end_to_nobody_is_ended_by_its_time_limit() -> None:
+    registry, written = ToolRegistry(), 0
+
+    @registry.tool(timeout_s=0.1)
+    async def talk(ctx: ToolContext) -> None:
+        """Write until the call is ended."""
+        nonlocal written
+        while written < 10**8:  # minutes
+            await ctx.write("more")
+            written += 1
+
+    assert (await registry.execute("talk", {})).status is Status.TIMEOUT
+    assert written
 
 
 @pytest.mark.conforms("I-b2")

@@ -66,6 +66,8 @@ DialectName = Literal["openai", "openai-strict", "anthropic", "gemini", "mistral
 
 MAX_PARTS: Final = 10_000
 """Parts of one schema that are written. References may stand for more; the rest may be any plain value."""
+MAX_LEVELS: Final = 64
+"""Parts inside each other that are written. Providers take fewer, such as OpenAI ten."""
 
 
 def with_items(part: Part) -> Part:
@@ -266,14 +268,14 @@ class _Writer:
         made: Part = self._part(part, ())
         return made
 
-    def _part(self, part: Any, inside: tuple[str, ...]) -> Any:
+    def _part(self, part: Any, inside: tuple[str, ...], level: int = 0) -> Any:
         self._left -= 1
         if not isinstance(part, dict):
             return _PLAIN if self._dialect.inlines else part
         is_written = False
         while not is_written:
             part, inside = self._in_one(part, inside) if self._dialect.inlines else (part, inside)
-            if self._left < 0:
+            if self._left < 0 or level > MAX_LEVELS:
                 return _PLAIN
             for change in self._dialect.parts:
                 part = change(part)
@@ -283,7 +285,7 @@ class _Writer:
         kept = {key: each for key, each in part.items() if key not in refused and (known is None or key in known)}
         if formats is not None and kept.get("format") not in formats:
             kept.pop("format", None)
-        return with_parts(kept, lambda each: self._part(each, inside))
+        return with_parts(kept, lambda each: self._part(each, inside, level + 1))
 
     def _in_one(self, part: Part, inside: tuple[str, ...]) -> tuple[Part, tuple[str, ...]]:
         """Write what `$ref` and `allOf` name as one schema, as far as it can be."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolcell.calls.result import ToolResult
 from toolcell.calls.values import plain_or_text
-from toolcell.support.event_loop import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent, shared_slice
 from toolcell.support.log import logger_of
 from toolcell_bridge.wire.frozen import frozen
 
@@ -201,7 +201,11 @@ class EventBus:
         return unsubscribe
 
     async def wait_for_room(self) -> None:
-        """Wait until the listeners have room for more of what must not be lost."""
+        """Wait until the listeners have room for more of what must not be lost.
+
+        A tool that writes without end, and to nobody, gives way to others here: its time limits hold.
+        """
+        await shared_slice().give_way()
         await self.hear()
         for wait in [*self._waits.values()]:
             await wait()

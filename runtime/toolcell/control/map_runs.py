@@ -422,7 +422,7 @@ def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
         UsageError: one is none, or is not a failure.
     """
     known = {str(each): each for each in Outcome if each not in (Outcome.OK, Outcome.SUSPENDED)}
-    if isinstance(given, str) or not {str(each) for each in given} <= known.keys():
+    if isinstance(given, str) or not isinstance(given, Collection) or not {str(each) for each in given} <= known.keys():
         raise UsageError(
             f"retry_on= takes outcomes of failures ({', '.join(sorted(known))}) in a set, not {brief(given)}"
         )

@@ -179,6 +179,7 @@ class MapPump(BackgroundTask):
         self._run_item, self._check_count = run_item, check_count
         self._progress = progress
         self._concurrency, self._ordered, self._on_error = concurrency, ordered, on_error
+        self._workers = 0
         self._ready: dict[int, MapItem] = {}
         self._pulled = 0
         self._taken = 0
@@ -212,8 +213,7 @@ class MapPump(BackgroundTask):
             if self._progress is not None:
                 self._progress.start()
             async with anyio.create_task_group() as group:
-                for _ in range(self._concurrency):
-                    group.start_soon(self._work)
+                group.start_soon(self._work, group)
             if self._broken is not None:
                 raise self._broken
             if self._are_over:
@@ -223,10 +223,18 @@ class MapPump(BackgroundTask):
                 self._progress.stop()
             close()
 
-    async def _work(self) -> None:
-        """Run items until there are no more. After an error no more are begun, and those under way end."""
+    async def _work(self, group: TaskGroup) -> None:
+        """Run items until there are no more. After an error no more are begun, and those under way end.
+
+        Each worker starts the next one when it has an input, so that there are no more workers than inputs.
+        """
+        self._workers += 1
+        is_newest = True
         try:
             while (pulled := await self._pull()) is not None:
+                if is_newest and self._workers < self._concurrency:
+                    group.start_soon(self._work, group)
+                is_newest = False
                 await self._run_one(*pulled)
         except Exception as exc:
             self._broken = self._broken or exc
@@ -276,10 +284,10 @@ class MapPump(BackgroundTask):
             return index, inputs
 
     async def _next_input(self) -> Any:
-        if not isinstance(self._inputs, AsyncIterator):
-            return next(self._inputs, NO_MORE)
         try:
-            return await anext(self._inputs, NO_MORE)
+            if isinstance(self._inputs, AsyncIterator):
+                return await anext(self._inputs, NO_MORE)
+            return next(self._inputs, NO_MORE)
         except anyio.get_cancelled_exc_class() as exc:
             if anyio.current_effective_deadline() == -math.inf:  # it is this map that was cancelled
                 raise
