@@ -228,6 +228,8 @@ def test_tools_that_read_run_and_a_draft_without_writes_says_so(opened: SyncRunt
     [
         ("try:\n    a > 1\nexcept Exception:\n    pass", "not look into them"),
         ("match a:\n    case {'id': 1}: pass\n    case _: pass", "not look into them"),
+        ("match a:\n    case {}: pass", "not look into them"),
+        ("match [1, {'x': a}]:\n    case [1, {'x': [first, *_]}]: pass\n    case _: pass", "not look into them"),
         ("call_tool('look_at', folder=a)", "look_at has to run in a dry run"),
         ("try:\n    call_tool('look_at', folder=a)\nexcept BaseException:\n    pass", "look_at has to run"),
     ],
@@ -245,6 +247,29 @@ def test_looking_into_a_result_ends_the_draft_with_the_writes_until_there(
     assert [effect.tool for effect in draft.effects] == ["create", "move"]
     assert opened.commit(draft).ok
     assert folders.ledger == [["create", "a", None], ["move", [], 101, ""]]
+
+
+@pytest.mark.parametrize("lint", ["off", "standard"])
+def test_what_is_known_is_matched_as_elsewhere(opened: SyncRuntime, folders: Folders, lint: str) -> None:
+    source = """
+a = call_tool('create', name='a')
+match ['x', {'to': a}, 'y']:
+    case {'to': _} | []:
+        call_tool('create', name='wrong')
+    case ['x', {'to': folder, **rest}, *others] if not rest:
+        call_tool('create', name=others[0], parent=folder)
+"""
+    draft = opened.execute_code(source, tools=folders.registry, dry_run=True, lint=lint)
+
+    assert draft.ok and [effect.args["name"] for effect in draft.effects] == ["a", "y"]
+
+
+@pytest.mark.parametrize("looks", ["', '.join([a])", "'x'.replace('x', a)"])
+def test_an_error_about_a_placeholder_says_what_that_is(opened: SyncRuntime, folders: Folders, looks: str) -> None:
+    draft = dry(opened, folders, f"a = call_tool('create', name='a')\n{looks}")
+
+    assert draft.error is not None and draft.error.line == 2
+    assert "a Placeholder stands for the result of a call that a dry run collected" in draft.error.message
 
 
 def test_what_is_known_of_the_arguments_is_checked_at_once_and_the_rest_at_the_commit(

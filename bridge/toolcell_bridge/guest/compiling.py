@@ -29,10 +29,15 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(run: RunScript, name: str = SCRIPT, defined: Collection[str] = ()) -> tuple[types.CodeType, dict[str, Any]]:
+def parse(
+    run: RunScript,
+    name: str = SCRIPT,
+    defined: Collection[str] = (),
+    changed: Callable[[Any], Any] | None = None,
+) -> tuple[types.CodeType, dict[str, Any]]:
     """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
 
-    `defined`: names that it finds in its namespace, beside its inputs.
+    `defined`: names that it finds in its namespace, beside its inputs. `changed`: what is done with its syntax tree.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
@@ -40,13 +45,16 @@ def parse(run: RunScript, name: str = SCRIPT, defined: Collection[str] = ()) -> 
     """
     if run.lint == "off":
         tree = compile(run.source, name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
-        return _compiled(tree, lambda tree: compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)), {}
+        return _compiled(
+            tree, lambda tree: compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), changed
+        ), {}
     from toolcell_bridge.guest.lint import check, compile_tree
 
     checked = check(run.source, run.lint, name, {*defined, *run.inputs})  # type: ignore[arg-type]
     if checked.tree is None:
         raise Denied(_denied(checked.findings))
-    return _compiled(checked.tree, lambda tree: compile_tree(tree, "exec", name, TOP_LEVEL_AWAIT)), checked.guards
+    made = _compiled(checked.tree, lambda tree: compile_tree(tree, "exec", name, TOP_LEVEL_AWAIT), changed)
+    return made, checked.guards
 
 
 IS_COROUTINE: Final = 0x80
@@ -116,8 +124,9 @@ def _is_one_call(value: types.CodeType, source: str, line: int) -> bool:
     return is_call and found - {(line, 0)} == {(line, len(SET_RESULT)), last}
 
 
-def _compiled(tree: Any, compiled: Callable[[Any], Any]) -> Any:
+def _compiled(tree: Any, compiled: Callable[[Any], Any], changed: Callable[[Any], Any] | None) -> Any:
     """Compile a script that keeps its last value."""
+    tree = tree if changed is None else changed(tree)
     try:
         return compiled(_keep_last_value(tree))
     except SyntaxError as exc:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from toolcell_bridge.guest import tracebacks
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT
+from toolcell_bridge.guest.placeholder import NOT_LOOKED_INTO
 from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
@@ -144,6 +145,8 @@ def cure_of(error: BaseException, text: str) -> str:
             return f"; it is a dict: write [{error.name!r}]"
         if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
             return said
+        if type(error) is TypeError and "Placeholder" in text:
+            return f"; a Placeholder stands for the result of a call that a dry run collected: {NOT_LOOKED_INTO}"
         if isinstance(error, (ImportError, AttributeError)) and type(first := _first(error)) is ModuleNotFoundError:
             return _missing_module(first.name)
         if type(error) is ImportError and error.name is None and any(word in text for word in ("install", "pip")):

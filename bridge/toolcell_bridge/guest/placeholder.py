@@ -48,6 +48,12 @@ ENDS_DRAFT: Final = "dry_run"
 """Code of the answer to a call that a dry run cannot make."""
 
 
+NOT_LOOKED_INTO: Final = (
+    "a script may store it and its members, pass them on to calls that write, print and return them, but not look into "
+    "them. The draft ends here, and has the writes until here, which may not be all"
+)
+
+
 class DraftEnded(BaseException):
     """The script needs a result that a dry run does not have. Not an `Exception`: the script must not go on."""
 
@@ -139,11 +145,7 @@ class Placeholder:
 
     def _look(self, *_values: object, **_more: object) -> NoReturn:
         effect, _, _ = parts_of(self._reference) or ("", "", "")
-        self._dry_run.end(
-            f"the result of {self._tool} ({effect}) is not known in a dry run: a script may store it and its members, "
-            "pass them on to calls that write, print and return them, but not look into them. The draft ends here, and "
-            "has the writes until here, which may not be all"
-        )
+        self._dry_run.end(f"the result of {self._tool} ({effect}) is not known in a dry run: {NOT_LOOKED_INTO}")
 
     def __getitem__(self, key: object) -> Placeholder:
         step = f".{key}" if type(key) is str else f"[{key}]" if type(key) is int else ""
@@ -191,4 +193,37 @@ _LOOKS: Final = """
 """Special methods, without their underscores. Python looks for them on the class."""
 for _name in _LOOKS.split():
     setattr(Placeholder, f"__{_name}__", Placeholder._look)
-Mapping.register(Placeholder)  # so that `match` looks into it, too, and does not take another case
+Mapping.register(Placeholder)  # so that `match` of a module looks into it, too, and does not take another case
+
+
+# `match` asks a class whether it is a mapping or a sequence, and no class can be both: in a script, each such pattern
+# asks `Looks` first.
+
+LOOKS: Final = "<looks>"
+"""Its name in a script. No source can contain this name."""
+
+
+class _LooksAtValue(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        if type(value) is Placeholder:
+            value._look()
+        return True
+
+
+class Looks(str, metaclass=_LooksAtValue):
+    """A class pattern that every value fits. It is a `str` because `case str(pattern)` has the value itself matched."""
+
+
+def with_looks(tree: Any) -> Any:
+    """Return the syntax tree of a script whose patterns of sequences and mappings ask `Looks` first."""
+    import ast
+
+    class Patterns(ast.NodeTransformer):
+        def visit_MatchSequence(self, node: ast.MatchSequence | ast.MatchMapping) -> ast.MatchClass:
+            self.generic_visit(node)
+            asks = ast.Name(LOOKS, ast.Load())
+            return ast.copy_location(ast.MatchClass(asks, [node], [], []), node)
+
+        visit_MatchMapping = visit_MatchSequence
+
+    return ast.fix_missing_locations(Patterns().visit(tree))

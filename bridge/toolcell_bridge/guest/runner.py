@@ -17,7 +17,7 @@ from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import IS_COROUTINE, LAST, LAST_RESULT, Denied, parse, parse_in_two
 from toolcell_bridge.guest.notebook_words import CELL
 from toolcell_bridge.guest.output import Streams
-from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
+from toolcell_bridge.guest.placeholder import DRY_RUN, LOOKS, GuestDryRun, Looks, with_looks
 from toolcell_bridge.guest.refusals import has_cure
 from toolcell_bridge.guest.rich import HTML
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
@@ -346,10 +346,13 @@ class Runner:
     def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any]) -> tuple[types.CodeType, ...]:
         """Compile a script and give it the names that it needs; if in two parts, the second has the value that it ends
         with."""
-        codes: tuple[types.CodeType, ...] | None = parse_in_two(run.source, name) if run.lint == "off" else None
+        changed = with_looks if self._toolbox.dry_run is not None and "match" in run.source else None
+        codes: tuple[types.CodeType, ...] | None = None
+        if run.lint == "off" and changed is None:
+            codes = parse_in_two(run.source, name)
         if codes is None:
-            code, guards = parse(run, name, namespace)
-            namespace.update(guards)
+            code, guards = parse(run, name, namespace, changed)
+            namespace.update(guards if changed is None else {**guards, LOOKS: Looks})
             codes = (code,)
         if LAST_RESULT in codes[-1].co_names:
             namespace[LAST_RESULT] = self._set_last_result

@@ -198,13 +198,13 @@ class Toolbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._dry_run: GuestDryRun | None = None
+        self.dry_run: GuestDryRun | None = None
         self._listed: dict[str, Mapping[str, Any]] = {}
         self._described: dict[str, ToolDescription] = {}
 
     def begin(self, dry_run: GuestDryRun | None) -> None:
         """Begin a script: it may call other tools than the one before."""
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self._listed.clear()
         self._described.clear()
         self.__dict__.pop("names", None)
@@ -252,22 +252,22 @@ class Toolbox:
         return answer
 
     def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
-        if self._dry_run is not None:
-            answer = self._dry_run.answer(name, answer)
+        if self.dry_run is not None:
+            answer = self.dry_run.answer(name, answer)
         return _value(name, answer, raw)
 
     def _arguments(self, name: Any, values: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Merge and pack the arguments of one call."""
-        if self._dry_run is not None:
-            self._dry_run.check()
+        if self.dry_run is not None:
+            self.dry_run.check()
         merged = _merged(name, values, kwargs)
         if merged is None and name not in self.names:
             merged = {}  # the host says what is wrong with the name
         elif merged is None:
             merged = bind_arguments(name, self._parameters(name), values, kwargs)
         packed = to_packed(merged, f"{name} arguments")
-        if self._dry_run is not None:
-            self._dry_run.check_arguments(packed.data)
+        if self.dry_run is not None:
+            self.dry_run.check_arguments(packed.data)
         return packed
 
     def description(self, name: str) -> ToolDescription:

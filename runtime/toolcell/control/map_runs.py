@@ -415,7 +415,7 @@ def _nothing() -> None:
     """Close no file."""
 
 
-def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
+def _outcomes(given: Any) -> frozenset[Outcome]:
     """Return the outcomes that are tried again.
 
     Raises:
