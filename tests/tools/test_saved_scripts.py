@@ -210,6 +210,15 @@ async def test_what_fails_in_a_saved_script_says_which_script_and_line(runtime: 
     assert result.outcome is Outcome.TIMEOUT or "timeout" in str(result.error).lower()
 
 
+async def test_a_last_value_that_is_too_large_is_an_error_and_not_none(runtime: Runtime) -> None:
+    registry = ToolRegistry()
+    registry.save_script("large", "'x' * 10_000_000")
+    registry.save_script("no_data", "lambda: 1")
+
+    assert "large (version 1): result too large" in (await by_code(runtime, registry, "large", {}))["error"]
+    assert await by_code(runtime, registry, "no_data", {}) == {"value": None}
+
+
 async def test_the_limits_of_a_run_hold_in_the_saved_scripts_it_calls(runtime: Runtime) -> None:
     """On each route, and two scripts deep."""
     registry = shop()

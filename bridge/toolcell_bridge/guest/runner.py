@@ -21,7 +21,7 @@ from toolcell_bridge.guest.placeholder import DRY_RUN, LOOKS, GuestDryRun, Looks
 from toolcell_bridge.guest.refusals import has_cure
 from toolcell_bridge.guest.rich import HTML
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
-from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
+from toolcell_bridge.guest.scripts import NOT_KEPT, SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
 from toolcell_bridge.guest.tables import is_table, native
 from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNamespace
@@ -514,7 +514,7 @@ class Runner:
             if shown == {HTML} and (text := rich.text_of(value)):
                 sys.stdout.write(text + "\n")
             return
-        sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
+        sys.stderr.write(f"{NOT_KEPT}{problem}\n")
 
     def _show(self, value: Any, run: RunScript) -> frozenset[str]:
         """Return pictures, HTML and open figures as files. The result is their media types."""

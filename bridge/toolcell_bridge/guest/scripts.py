@@ -12,6 +12,9 @@ from typing import Final
 SCRIPT: Final = "<code>"
 """Name of a script's code: in tracebacks, and in what the host shows."""
 
+NOT_KEPT: Final = "[toolcell] the last expression's value was not kept as the result: "
+"""What a script's stderr says before the reason."""
+
 
 class Scripts:
     """The scripts that were begun, in order."""

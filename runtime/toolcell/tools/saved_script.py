@@ -34,6 +34,7 @@ from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
 from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, check_collisions, compile_tool
 from toolcell.tools.stubs import is_identifier, mapping
+from toolcell_bridge.guest.scripts import NOT_KEPT
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
 
@@ -629,7 +630,17 @@ class ScriptTarget:
         if result.error is not None:
             message = f"script {script.name} (version {script.version}): {result.message}"
             return replace(result, error=replace(result.error, message=message))
-        return result if result.has_value else replace(result, value=None, has_value=True)
+        if result.has_value:
+            return result
+        if too_large := _TOO_LARGE.search(
+            result.details["logs"]["stderr"]
+        ):  # whoever calls it must not take it for None
+            message = f"script {script.name} (version {script.version}): {too_large[1]}"
+            return ToolResult.fail(message, code=ErrorCode.TOO_LARGE)
+        return replace(result, value=None, has_value=True)
+
+
+_TOO_LARGE: Final = re.compile(rf"^{re.escape(NOT_KEPT)}(result too large .*)$", re.MULTILINE)
 
 
 def _check_nesting(script: SavedScript, run: RunContext) -> None:
