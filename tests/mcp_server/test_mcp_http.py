@@ -209,6 +209,14 @@ async def test_pages_of_allowed_origins_may_ask_and_read_and_compressed_bodies_a
     assert refused[0] == 415 and "'gzip'" in refused[2]
 
 
+async def test_a_client_that_wants_to_resume_a_stream_gets_a_new_one() -> None:
+    async with serving() as (url, _):
+        _, headers, _ = await post(url, HELLO)
+        wanted = {"Accept": "text/event-stream", "Mcp-Session-Id": headers["mcp-session-id"], "Last-Event-ID": "5"}
+        async with httpx2.AsyncClient() as client, client.stream("GET", url, headers=wanted) as answer:
+            assert answer.status_code == 200
+
+
 async def test_clients_find_who_issues_tokens() -> None:
     auth = AuthSettings(
         issuer_url=AnyHttpUrl("https://issuer.example"),

@@ -111,6 +111,10 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
             text = f"a body with the Content-Encoding {encoding[:40]!r} is not read here; send it as it is"
             await PlainTextResponse(text, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
             return
+        if (
+            scope["type"] == "http"
+        ):  # of streams that can be resumed, which are not kept here: the SDK would answer nothing
+            scope["headers"] = [each for each in scope["headers"] if each[0] != b"last-event-id"]
         gone = scope[GONE] = anyio.Event()
         body, refusal = bytearray(), ""
 

@@ -209,7 +209,10 @@ class Session(OpenedInBlock):
         if self._life == "closed":
             raise SessionError(f"session {self.id!r} is closed; runtime.session() opens another one")
         if self._life == "new":
-            raise SessionError(f"session {self.id!r} is not open; use it as `async with runtime.session() as session:`")
+            raise SessionError(
+                f"session {self.id!r} is not open; use it as `async with runtime.session() as session:`, or with a "
+                "SyncRuntime as `with runtime.session() as session:`"
+            )
 
     # Scripts.
 
