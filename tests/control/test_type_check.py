@@ -28,7 +28,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.control import Approve, type_check
 from toolcell.control.type_check import MAX_CHECKERS, SCRIPT, TypeChecker, read_findings
 from toolcell.control.type_check_guest import direct_calls
-from toolcell.sandbox.process import type_checker
+from toolcell.sandbox.process import programs
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
@@ -398,7 +398,7 @@ async def test_where_no_checker_can_be_started_only_those_who_asked_are_told(mon
         asked.append(1)
         raise SandboxUnavailable("no sandbox here")
 
-    monkeypatch.setattr(type_checker, "build", unavailable)
+    monkeypatch.setattr(programs, "copy_type_checker", unavailable)
     async with Runtime(searching()) as opened:
         by_default = RunContext(check_types="warn")
         for _ in range(2):
@@ -488,7 +488,7 @@ def test_a_blocking_runtime_checks_too() -> None:
 async def test_without_ty_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ty", None)
     with pytest.raises(UsageError, match=r"pip install 'toolcell\[types\]'"):
-        type_checker.build()
+        programs.copy_type_checker()
 
 
 @each_row("rows", [None, 3, [None], [["1", "r", "m"]], [[1, "r"]], [[1, "r", 2]], {"line": 1}, [[[], {}, ()]]])

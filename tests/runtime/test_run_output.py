@@ -60,11 +60,11 @@ async def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(o
     output.drain_message(FilePart("new", "text/plain", b"new", True))
 
     assert output.value == 2
-    assert [(file.name, file.data) for file in output.files()] == [("new", b"new")]
+    assert [(file.name, file.data) for file in output.returned.finished()] == [("new", b"new")]
 
 
 async def test_late_text_reaches_the_callback_as_any(output: RunOutput, printed: list[tuple[str, str]]) -> None:
     output.drain_message(Log(1, "the last of it\n"))
 
-    assert output.logs().stdout == "the last of it\n"
+    assert output.capture.logs().stdout == "the last of it\n"
     assert printed == [("stdout", "the last of it\n")]

@@ -13,7 +13,7 @@ __all__ = [
     "Recorder", "Report", "RunChange", "RunSummary", "Search", "ShownCall", "ShownLine", "ShownRun", "Signer",
     "Sink", "SpanSink", "ToolContent", "Trust", "Verifier", "database_of", "default_key_path", "json_line",
     "jsonable", "key_ranges", "lines_of", "load_signer", "load_verifier", "read_log_id", "receipt", "removals",
-    "save_private", "shown_text", "to_html", "tool_table", "verify", "visible",
+    "save_private", "shown_text", "to_html", "verify", "visible",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink
-    from toolcell.audit.query import Index, RunSummary, Trust, tool_table
+    from toolcell.audit.query import Index, RunSummary, Trust
     from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.retention import removals
@@ -61,7 +61,7 @@ else:
             ),
             "toolcell.audit.log": "AuditLog",
             "toolcell.audit.otel": "SpanSink",
-            "toolcell.audit.query": "Index RunSummary Trust tool_table",
+            "toolcell.audit.query": "Index RunSummary Trust",
             "toolcell.audit.reader": "RecordedCall RecordedRun json_line jsonable",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.retention": "removals",

@@ -447,6 +447,11 @@ class Index:
             for host, row in sorted(found.items(), key=lambda each: (-len(each[1]["requests"]), each[0]))
         ]
 
+    def tool_table(self, since_ns: int = 0) -> list[dict[str, Any]]:
+        """Count the calls of each tool since then; the rows of `tool_table`, most called first."""
+        query = "SELECT tool, status, duration_us FROM plain_call WHERE started >= ? ORDER BY tool, duration_us"
+        return tool_table(self.select(query, [since_ns]))
+
     def _stats(self, wanted: Filter) -> dict[str, Any]:
         where, values = conditions(wanted)
         chosen = f"FROM plain_run AS run WHERE {where}"

@@ -72,7 +72,7 @@ class ScriptChecks:
         from toolcell.control.preflight import preflight_run, read_preflight
 
         runs = self._runs
-        result = await runs.sandboxes.run(preflight_run(runs.next_number(), source, limits or runs.limits, tools))
+        result = await runs.sandboxes.run(preflight_run(next(runs.numbers), source, limits or runs.limits, tools))
         return read_preflight(result, tools), result.usage.cpu_s
 
     async def check(

@@ -228,10 +228,10 @@ class Checkers:
             if self._runtime is None:
                 if sys.platform != "linux":
                     raise SandboxUnavailable(f"types are checked in a sandbox of Linux, and this is {sys.platform}")
-                from toolcell.sandbox.process import type_checker
                 from toolcell.sandbox.process.backend import ProcessBackend
+                from toolcell.sandbox.process.programs import copy_type_checker
 
-                backend = ProcessBackend(packages=await run_sync(type_checker.build), program=ONLY_PROGRAM)
+                backend = ProcessBackend(packages=await run_sync(copy_type_checker), program=ONLY_PROGRAM)
                 pool = PoolConfig(warm=1, cap=MAX_CHECKERS + 1)
                 runtime = self._make(backend=backend, limits=LIMITS, pool=pool)
                 await runtime.open()

@@ -67,12 +67,13 @@ class AllowedRequests:
         return body, sent_headers(request, rule, self._secrets, len(body) if long_bytes is None else long_bytes)
 
     def sent_to(self, request: HttpRequest) -> dict[str, list[str]]:
-        """Return, for the record, where a request goes, and names of the secrets in it; nothing if it is refused."""
-        try:
-            rule = self.judge(request)
-            return {"hosts": [request.target.host], "secret_names": secret_names(request, rule, self._secrets)}
-        except ToolError:
-            return {}
+        """Return, for the record, where a request goes, and names of the secrets in it.
+
+        Raises:
+            ToolError: it is refused.
+        """
+        rule = self.judge(request)
+        return {"hosts": [request.target.host], "secret_names": secret_names(request, rule, self._secrets)}
 
     async def wait_for_turn(self, rule: Allow, most_s: float) -> None:
         """Wait for the next turn of a rule with a rate.

@@ -65,20 +65,16 @@ class Sender:
         run.count_bytes(size)
         await self._allowed.wait_for_turn(rule, timeout_s)
         if run.pool is None:
-            run.pool = self._new_pool(KEPT_CONNECTIONS if can_keep else 0)
+            run.pool = httpcore.AsyncConnectionPool(
+                ssl_context=tls_context(),
+                max_connections=MAX_CONNECTIONS,
+                max_keepalive_connections=KEPT_CONNECTIONS if can_keep else 0,
+                keepalive_expiry=KEPT_S,
+                network_backend=self._allowed.network(self._connections),
+            )
         with self.failures(request):
             response = await self._exchange(run.pool, request, headers, content, timeout_s)
             return await self._answer(request, rule, run, response, can_keep=can_keep)
-
-    def _new_pool(self, kept: int) -> httpcore.AsyncConnectionPool:
-        """Return connections of which so many stay open for the next request."""
-        return httpcore.AsyncConnectionPool(
-            ssl_context=tls_context(),
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=kept,
-            keepalive_expiry=KEPT_S,
-            network_backend=self._allowed.network(self._connections),
-        )
 
     @staticmethod
     async def _exchange(

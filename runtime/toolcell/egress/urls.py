@@ -72,7 +72,12 @@ def parse_url(text: str, base: Target | None = None) -> Target:
     host, port = _authority(match[3], DEFAULT_PORTS[scheme], shown)
     name, address = _host(host, shown)
     return Target(
-        scheme, name, port=port, path=_path(match[4]), query=_encoded(match[5] or "", "?" + _PATH_SAFE), address=address
+        scheme,
+        name,
+        port=port,
+        path=_path(match[4]),
+        query=quote(match[5] or "", safe="?" + _PATH_SAFE),
+        address=address,
     )
 
 
@@ -137,7 +142,7 @@ def _ascii(text: str, shown: str) -> str:
 
 
 def _path(text: str) -> str:
-    path = _PERCENT.sub(_unreserved, _encoded(text, _PATH_SAFE))
+    path = _PERCENT.sub(_unreserved, quote(text, safe=_PATH_SAFE))
     kept: list[str] = []
     segments = path.split("/")[1:]
     for segment in segments:
@@ -148,10 +153,6 @@ def _path(text: str) -> str:
     if segments and segments[-1] in (".", ".."):
         kept.append("")
     return "/" + "/".join(kept)
-
-
-def _encoded(text: str, safe: str) -> str:
-    return quote(text, safe=safe)
 
 
 def _unreserved(match: re.Match[str]) -> str:

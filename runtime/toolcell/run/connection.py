@@ -110,7 +110,7 @@ class GuestConnection:
         """The scope of the run under way, while the guest has its script."""
         self.leftover: Leftover | None = None
         """What still ran after the last script of a session, as the guest claims."""
-        self.on_interrupt: Callable[[], object] = _nothing
+        self.on_interrupt: Callable[[], object] = lambda: None
         """Called when the script is interrupted."""
         self.turn = shared_slice()
         """When to let other tasks have the event loop."""
@@ -270,10 +270,6 @@ class GuestConnection:
         if data:
             self.wire.receive_data(data)
         return len(data)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _as_shortage(reason: StopReason) -> StopReason:

@@ -123,8 +123,8 @@ async def _drain(connection: GuestConnection, output: RunOutput) -> None:
         except RemoteProtocolError as exc:
             connection.stop(ProtocolViolation(str(exc)))
     before = -1
-    while output.printed_bytes != before:
-        before = output.printed_bytes
+    while output.capture.total_bytes != before:
+        before = output.capture.total_bytes
         take_printed(connection, output)
 
 
@@ -387,7 +387,11 @@ class Conversation:
         while connection.stopped is None:
             calls.finish(call, answer)
             await connection.flush()
-            self._answers_sent()
+            try:
+                for part in self._run.parts:
+                    part.answers_sent()
+            except Exception as exc:
+                self._stop_for(exc)
             await self._run.context.scope.abandoned.wait()  # of a call that was given up: until then its place is taken
             if (made := await self._make_queued()) is None:
                 return
@@ -419,13 +423,6 @@ class Conversation:
         except (Exception, KeyboardInterrupt) as exc:
             self._stop_for(exc)
             return None
-
-    def _answers_sent(self) -> None:
-        try:
-            for part in self._run.parts:
-                part.answers_sent()
-        except Exception as exc:
-            self._stop_for(exc)
 
     def _start(self, tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task. Not in the context of a call: calls that the task makes are not its children."""
@@ -469,7 +466,7 @@ class Conversation:
             lint=lint,
             stopped=stopped,
             has_value=output.has_value,
-            printed_bytes=output.printed_bytes,
+            printed_bytes=output.capture.total_bytes,
             refused=refused,
             line=self._line,
             waits_for=waits_for,
@@ -480,8 +477,8 @@ class Conversation:
             outcome,
             value=output.value,
             has_value=output.has_value,
-            logs=output.logs(),
-            files=output.files(),
+            logs=output.capture.logs(),
+            files=output.returned.finished(),
             error=error,
             warnings=warnings_of(run_end) if outcome is Outcome.OK else (),
             calls=calls,
@@ -584,7 +581,7 @@ class RunMonitor:
         self._runs: set[Conversation] = set()
         self._enforcer = Enforcer(self._runs)
         self._added = event_loop.ChangeEvent()
-        self.on_tick: Callable[[], object] = _nothing
+        self.on_tick: Callable[[], object] = lambda: None
         """Called with each tick: a run takes long."""
         self.discard = self._runs.discard
 
@@ -661,7 +658,3 @@ class Enforcer:
             self._wakes_at = min(due, default=math.inf if has_rested else now + REST_S)
             has_rested = not due
             self._awake.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
-
-
-def _nothing() -> None:
-    pass

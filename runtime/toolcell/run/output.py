@@ -110,11 +110,6 @@ class Capture:
         else:
             pieces.append(_Piece(self._order, stream, text, size))
 
-    def feed_raw(self, stream: Stream, data: bytes) -> None:
-        """Take bytes that a script wrote to a descriptor; what is not UTF-8 is replaced."""
-        if data:
-            self.feed(stream, data.decode("utf-8", "replace"))
-
     def logs(self) -> Logs:
         """Return what was kept, in order, with a marker where something is missing."""
         if not self._order:
@@ -267,21 +262,8 @@ class RunOutput:
         self.callbacks = Callbacks(run.handlers)
         self._connection = connection
         self._cancel_call = cancel_call
-        self._capture = Capture(run.script.limits.output_bytes)
-        self._files = ReturnedFiles(run.script.limits, run.script.sink)
-
-    @property
-    def printed_bytes(self) -> int:
-        """Bytes printed to both streams, kept or not."""
-        return self._capture.total_bytes
-
-    def logs(self) -> Logs:
-        """Return the printed text that was kept."""
-        return self._capture.logs()
-
-    def files(self) -> tuple[OutputFile, ...]:
-        """Return the files of the result that was set last."""
-        return self._files.finished()
+        self.capture = Capture(run.script.limits.output_bytes)
+        self.returned = ReturnedFiles(run.script.limits, run.script.sink)
 
     def take(self, message: Message) -> None:
         """Take the next message of a run that goes on.
@@ -316,9 +298,9 @@ class RunOutput:
             case Result(value):
                 self._take_result(value)
             case FilePart():
-                self._files.take_part(message)
+                self.returned.take_part(message)
             case FileProblem():
-                self._files.take_problem(message)
+                self.returned.take_problem(message)
             case Leftover():
                 self._connection.leftover = message
             case _:
@@ -329,8 +311,7 @@ class RunOutput:
         for stream, data in ((STREAMS[1], out), (STREAMS[2], err)):
             if data:
                 self._run.work.used += len(data)
-                self._capture.feed_raw(stream, data)
-                self.callbacks.log(stream, data.decode("utf-8", "replace"))
+                self._keep(stream, data.decode("utf-8", "replace"))
         self._check_flood()
 
     def _take_result(self, value: Any) -> None:
@@ -339,13 +320,13 @@ class RunOutput:
         if self._connection.wire.message_bytes > limit and (size := packed_size(value)) > limit:
             raise RemoteProtocolError(f"result too large ({size} > {limit} bytes)")
         self.value, self.has_value = value, True
-        self._files.forget()
+        self.returned.forget()
 
     def _keep(self, stream: Stream, text: str) -> None:
-        self._capture.feed(stream, text)
+        self.capture.feed(stream, text)
         self.callbacks.log(stream, text)
 
     def _check_flood(self) -> None:
-        total, limit = self._capture.total_bytes, self._run.script.limits.output_flood_bytes
+        total, limit = self.capture.total_bytes, self._run.script.limits.output_flood_bytes
         if total > limit:
             self._connection.stop(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))

@@ -121,7 +121,7 @@ class Runs:
         """Called with what each script and each plan left behind. What it raises is logged."""
         self.abandoned = AbandonedThreads(OF_THIS_PROCESS)
         self._lifetime, self.requests = lifetime, requests
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._tasks: TaskGroup | None = None
 
     # What every run begins with
@@ -165,10 +165,6 @@ class Runs:
         if self.requests is None or not isinstance(found, ToolRegistry):  # else a record answers
             return found
         return found.with_tools(self.requests.tools)
-
-    def next_number(self) -> int:
-        """Return the number of another run."""
-        return next(self._numbers)
 
     def seed_and_clock(
         self, seed: int | None, clock: float | None, is_repeatable: bool
@@ -227,7 +223,7 @@ class Runs:
         large = may_be and is_large([source, inputs], LARGE, counts_bytes=False)
         make_message = partial(
             script.message,
-            script.number or next(self._numbers),
+            script.number or next(self.numbers),
             tools=tools.names_text(Origin.CODE),
             egress=tools.makes_requests,
         )
@@ -269,7 +265,8 @@ class Runs:
         try:
             if self.recorder is not None:
                 await self._join_record(run, self.recorder)
-            async with open_jobs(context.state, self._tasks), open_requests(context.scope.requests):
+            requests = context.scope.requests
+            async with open_jobs(context.state, self._tasks), _NOTHING if requests is None else requests.until_end():
                 ran = await self.sandboxes.run(run, own)
                 ran = await _without_secrets(ran, context, work)
                 is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
@@ -332,11 +329,6 @@ class Runs:
 
 
 _NOTHING: AbstractAsyncContextManager[None] = nullcontext()
-
-
-def open_requests(requests: OpenRequests | None) -> AbstractAsyncContextManager[None]:
-    """Let libraries of a script send requests inside the block, if they may."""
-    return _NOTHING if requests is None else requests.until_end()
 
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:

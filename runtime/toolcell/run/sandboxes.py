@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from toolcell.config import Limits, PoolConfig, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
-from toolcell.run.connection import GuestConnection, Place
+from toolcell.run.connection import GuestConnection
 from toolcell.run.conversation import Conversation, RunMonitor
 from toolcell.run.run import Run
 from toolcell.sandbox.backend import Sandbox, check_kind_of
@@ -88,7 +88,13 @@ class NestedRuns:
                 await waiter.gets_extra.wait()
                 tasks.cancel_scope.cancel()
             if waiter.connection is None:
-                await self._start_extra(pool, waiter, start)
+                if self._extra > MAX_EXTRA:
+                    raise SandboxUnavailable(
+                        f"all {pool.busy} sandboxes of the pool, and {MAX_EXTRA} more, are held by scripts that wait "
+                        "for another one; run fewer inside one another, or raise PoolConfig(cap)"
+                    )
+                waiter.connection = await start()
+                waiter.connection.place = "extra"
             is_over = True
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -105,18 +111,9 @@ class NestedRuns:
         return found
 
     async def _take(self, pool: Pool[GuestConnection], waiter: _Waiter, scope: anyio.CancelScope) -> None:
-        waiter.connection = _placed(await pool.acquire(), "pool")
+        waiter.connection = await pool.acquire()
+        waiter.connection.place = "pool"
         scope.cancel()
-
-    async def _start_extra(
-        self, pool: Pool[GuestConnection], waiter: _Waiter, start: Callable[[], Awaitable[GuestConnection]]
-    ) -> None:
-        if self._extra > MAX_EXTRA:
-            raise SandboxUnavailable(
-                f"all {pool.busy} sandboxes of the pool, and {MAX_EXTRA} more, are held by scripts that wait for "
-                "another one; run fewer inside one another, or raise PoolConfig(cap)"
-            )
-        waiter.connection = _placed(await start(), "extra")
 
     def note_end(self, pool: Pool[GuestConnection], connection: GuestConnection) -> None:
         """A script gave its sandbox back."""
@@ -135,11 +132,6 @@ class NestedRuns:
             self._waiting.remove(deepest)
             self._extra += 1
             deepest.gets_extra.set()
-
-
-def _placed(connection: GuestConnection, place: Place) -> GuestConnection:
-    connection.place = place
-    return connection
 
 
 class Sandboxes:
@@ -253,7 +245,15 @@ class Sandboxes:
     async def _sandbox_for(self, limits: Limits) -> GuestConnection:
         """Return a sandbox of the pool if its limits can be lowered to these, or start one."""
         is_pooled = limits is self._limits or fits(limits, self._limits, self._environment.backend.fixed)
-        return await self._acquire(None if is_pooled else limits)
+        assert self.pool is not None
+        try:
+            if is_pooled:
+                return await self.nested.acquire(self.pool, partial(self._clock.run, self._connect))
+            return await self._clock.run(partial(self._connect, limits))
+        except SandboxUnavailable as exc:
+            if self._is_open():
+                raise
+            raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
@@ -267,15 +267,3 @@ class Sandboxes:
         except MemoryError as exc:
             raise unavailable(OSError(errno.ENOMEM, str(exc))) from exc
         return connection
-
-    async def _acquire(self, limits: Limits | None) -> GuestConnection:
-        """Take a sandbox of the pool, or start one with limits that those of the pool do not have."""
-        assert self.pool is not None
-        try:
-            if limits is None:
-                return await self.nested.acquire(self.pool, partial(self._clock.run, self._connect))
-            return await self._clock.run(partial(self._connect, limits))
-        except SandboxUnavailable as exc:
-            if self._is_open():
-                raise
-            raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc

@@ -140,14 +140,6 @@ class _Feed(BackgroundTask):
         while len(self._events) > QUEUE_EVENTS and not self.is_left:
             await self.changed.wait()
 
-    def log(self, stream: str, text: str) -> Awaitable[None] | None:
-        """Take what was printed."""
-        return self.put(LogPrinted(stream, text))
-
-    def progress(self, value: object) -> Awaitable[None] | None:
-        """Take what was reported."""
-        return self.put(ProgressReported(value))
-
     def update(self, event: CallUpdated) -> None:
         """Take a tool's progress, if there is room: the tool does not wait."""
         if len(self._events) < QUEUE_EVENTS and not self.is_left:
@@ -177,7 +169,13 @@ class _Feed(BackgroundTask):
         # Of a context that is given to several runs at once the bus has the events of all, and their calls have one id.
         features, events = Features([*context.features, watcher]), EventBranch(context.events, watcher.updated)
         context = context.child(features=features, events=events)
-        options = replace(given, context=context, cancel=self._end, on_log=self.log, on_progress=self.progress)
+        options = replace(
+            given,
+            context=context,
+            cancel=self._end,
+            on_log=lambda stream, text: self.put(LogPrinted(stream, text)),
+            on_progress=lambda value: self.put(ProgressReported(value)),
+        )
         self.finish(await run(options))
 
 

@@ -69,7 +69,10 @@ def whole_characters(value: Any) -> Any:
 
 def for_terminal(text: str) -> str:
     """Return `text` with every character visible. An escape replaces each one that a terminal obeys or hides."""
-    return _UNSAFE.sub(_escape, _STACK.sub(_escape_stack, text.replace("\r\n", "\n")))
+    stacked = _STACK.sub(
+        lambda match: match[1] + "".join(f"\\u{ord(mark):04x}" for mark in match[2]), text.replace("\r\n", "\n")
+    )
+    return _UNSAFE.sub(_escape, stacked)
 
 
 def one_line(text: str, columns: int = 200) -> str:
@@ -135,10 +138,6 @@ def _escape(match: re.Match[str]) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
-
-
-def _escape_stack(match: re.Match[str]) -> str:
-    return match[1] + "".join(f"\\u{ord(mark):04x}" for mark in match[2])
 
 
 def with_line(message: str, line: int | None) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from toolcell.testing.fake import FakeBackend
     from toolcell.testing.harness import BackendHarness
-    from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox, Step
+    from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox
 
 __all__ = [
     "BackendHarness",
@@ -40,7 +40,6 @@ __all__ = [
     "ScriptedCall",
     "ScriptedModel",
     "ScriptedSandbox",
-    "Step",
     "calls",
     "check_backend",
     "contract_cases",
@@ -56,6 +55,6 @@ if not TYPE_CHECKING:
             "toolcell.testing.contract.check": "CaseResult ContractReport check_backend contract_cases contract_lacks",
             "toolcell.testing.fake": "FakeBackend",
             "toolcell.testing.harness": "BackendHarness",
-            "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall ScriptedSandbox Step",
+            "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall ScriptedSandbox",
         },
     )

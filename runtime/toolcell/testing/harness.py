@@ -24,7 +24,6 @@ from toolcell.run import Conversation, GuestConnection, Run, Script
 from toolcell.runtime import Runtime
 from toolcell.sandbox import Backend, Sandbox
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell_bridge.wire.messages import RunScript
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 
@@ -200,19 +199,8 @@ async def run_on(
 ) -> ExecutionResult:
     """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
     tools = tools or ToolRegistry()
-    message = RunScript(
-        number,
-        source,
-        inputs={},
-        tools=tools.names_text(Origin.CODE),
-        lint="off",
-        result_bytes=1 << 20,
-        files=8,
-        files_bytes=1 << 20,
-        seed=None,
-        clock=None,
-    )
-    run = Run(Script(source="", limits=LIMITS), tools, RunContext(), message)
+    script = Script(source=source, limits=LIMITS)
+    run = Run(script, tools, RunContext(), script.message(number, tools=tools.names_text(Origin.CODE)))
     return await Conversation(run, connection).execute()
 
 

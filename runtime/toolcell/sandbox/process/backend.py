@@ -442,11 +442,9 @@ class ProcessBackend(Backend):
             cgroup = self._make_cgroup(ident, limits)
             if cgroup is not None:
                 ours.callback(cgroup.remove)
-                entries = list[int]()
-                theirs.callback(_close_all, entries)
                 for entry in cgroup.entries:
-                    entries.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
-                written += entries
+                    written.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
+                    theirs.callback(os.close, written[-1])
             if self._settings is None or self._settings[0] is not limits:
                 self._settings = limits, self._pack_settings(limits, cgroup is not None)
             manager = self._cgroups if isinstance(self._cgroups, CgroupManager) else None
@@ -506,11 +504,6 @@ class ProcessBackend(Backend):
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._tasks = None
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for each in descriptors:
-        os.close(each)
 
 
 class _Replacement:

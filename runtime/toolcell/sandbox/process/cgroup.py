@@ -181,9 +181,6 @@ class Cgroup(abc.ABC):
     @abc.abstractmethod
     def _reclaim(self, size: int) -> None: ...
 
-    def _forbid_forks(self) -> None:
-        self._files.write(f"{self._pids}/pids.max", "0")
-
     def pids(self) -> set[int]:
         """Return the processes inside, as pids in our own namespace."""
         found: set[int] = set()
@@ -212,7 +209,7 @@ class Cgroup(abc.ABC):
     def _kill_one_by_one(self) -> None:
         """Forbid forks, so that the number of processes is finite. Then send each process one signal."""
         try:
-            self._forbid_forks()
+            self._files.write(f"{self._pids}/pids.max", "0")
         except FileNotFoundError:  # that directory was removed, so it was empty
             pass
         while not signal_all(self.pids, signal.SIGKILL):

@@ -142,7 +142,8 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
         Raises:
             SandboxUnavailable: it could not be started; nothing is left of it.
         """
-        _check_executable(place)
+        if os.statvfs(place.home).f_flag & os.ST_NOEXEC:  # nothing in it can be executed or mapped as executable
+            raise SandboxUnavailable(NO_EXEC.format(place.home))
         try:
             base = tempfile.mkdtemp(prefix=PREFIX)
         except OSError as exc:
@@ -252,16 +253,6 @@ def _is_running(pid: int) -> bool:
             return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
-
-
-def _check_executable(place: InPlace) -> None:
-    """Refuse a cache from which nothing can be executed or mapped as executable.
-
-    Raises:
-        SandboxUnavailable: says what to do.
-    """
-    if os.statvfs(place.home).f_flag & os.ST_NOEXEC:
-        raise SandboxUnavailable(NO_EXEC.format(place.home))
 
 
 # One sandbox of the profile `container`: its limits, its measurements and its end.

@@ -190,14 +190,13 @@ def guest_copy(packages: Mapping[str, Path], cache: Path) -> Path:
     Raises:
         SandboxUnavailable: the cache cannot be written.
     """
-    sources = {name: _sources(folder) for name, folder in sorted(packages.items())}
+    sources = {
+        name: sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
+        for name, folder in sorted(packages.items())
+    }
     facts = facts_of(path for paths in sources.values() for path in paths)
     entry = cache / "guest" / entry_key([GUEST_FORMAT, sys.version, *facts])
     return made_entry(entry, "the guest package", lambda building: _fill_guest(building, packages, sources))
-
-
-def _sources(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
 
 
 def _fill_guest(building: Path, packages: Mapping[str, Path], sources: Mapping[str, list[Path]]) -> None:

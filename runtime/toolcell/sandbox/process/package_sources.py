@@ -142,7 +142,8 @@ def _parse_one(text: object) -> Wanted:
     try:
         requirement = Requirement(text)
     except InvalidRequirement as exc:
-        raise UsageError(f"{text!r} is not a requirement such as 'pandas>=2,<4' ({_first_line(exc)})") from exc
+        problem = str(exc).partition("\n")[0]
+        raise UsageError(f"{text!r} is not a requirement such as 'pandas>=2,<4' ({problem})") from exc
     if requirement.url:
         raise UsageError(f"{text!r} names a URL; name a package, or give the path of a local wheel file")
     requirement.name = canonicalize_name(requirement.name)
@@ -155,10 +156,6 @@ def _local_wheel(path: Path) -> Wanted:
     except OSError as exc:
         raise UsageError(f"cannot read the wheel file {path}: {exc.strerror}") from exc
     return Wanted(str(path.absolute()), None, f"{path.name} {_digest(content)}")
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).partition("\n")[0]
 
 
 def _digest(content: str | bytes | None) -> str:
@@ -255,17 +252,12 @@ def distributions_in(site: Path | Sequence[str], name: str | None = None) -> lis
 def copy_installed(installed: Installed, target: Path) -> None:
     """Copy the files of every distribution into `target`."""
     for dist in installed.found.values():
-        copy_distribution(dist, target)
-
-
-def copy_distribution(dist: Distribution, target: Path) -> None:
-    """Copy the files of a distribution into `target`; scripts, and files outside site-packages, stay behind."""
-    for name in files_of(dist):
-        if name.suffix == ".pyc" or name.name in LEFT_OUT:
-            continue
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(str(dist.locate_file(str(name)))), copy)
+        for name in files_of(dist):
+            if name.suffix == ".pyc" or name.name in LEFT_OUT:
+                continue
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(str(dist.locate_file(str(name)))), copy)
 
 
 # Install wheels with uv, else pip: no code of a package runs.

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import toolcell_bridge
@@ -242,20 +243,12 @@ def _try_net() -> str:
     return "no interface but lo, which is down"
 
 
-def _try_ipc() -> str:
-    return _enter(CLONE_NEWIPC, "ipc")
-
-
 def _try_uts() -> str:
     before = _enter(CLONE_NEWUTS, "uts")
     sethostname("toolcell")
     if os.uname().nodename != "toolcell":
         raise OSError(errno.EIO, "the host name did not change")
     return before
-
-
-def _try_cgroup_namespace() -> str:
-    return _enter(CLONE_NEWCGROUP, "cgroup")
 
 
 def _enter(flag: int, kind: str) -> str:
@@ -271,9 +264,9 @@ _NAMESPACES: dict[str, Callable[[], str]] = {
     "pid": _try_pid,
     "mount": _try_mount,
     "net": _try_net,
-    "ipc": _try_ipc,
+    "ipc": partial(_enter, CLONE_NEWIPC, "ipc"),
     "uts": _try_uts,
-    "cgroup_ns": _try_cgroup_namespace,
+    "cgroup_ns": partial(_enter, CLONE_NEWCGROUP, "cgroup"),
 }
 _OPTIONS = {
     "pid": "CONFIG_PID_NS=y",

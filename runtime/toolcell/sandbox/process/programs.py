@@ -1,7 +1,8 @@
-"""Copy a shell and the usual small programs of this machine for guests that may execute programs, once.
+"""Copy programs of this machine for guests, once: a shell with the usual small programs, and the type checker ty.
 
-A guest sees the copy as /programs, read-only. It has what is in `NAMES` and installed here, the libraries of those
-programs, and nothing else: no program that gives rights, opens a connection or changes the machine.
+A guest that may execute programs sees the first copy as /programs, read-only. It has what is in `NAMES` and installed
+here, the libraries of those programs, and nothing else: no program that gives rights, opens a connection or changes the
+machine.
 """
 
 from __future__ import annotations
@@ -11,8 +12,15 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.cache import copy_file, entry_key, facts_of, made_entry
+from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.sandbox.process.cache import (
+    copy_file,
+    default_cache_dir,
+    entry_key,
+    facts_of,
+    made_entry,
+    private_directory,
+)
 from toolcell.sandbox.process.libraries import libraries_of
 
 FORMAT = 1
@@ -62,3 +70,26 @@ def _fill(building: Path, found: Mapping[str, Path], interpreter: str) -> None:
     for soname, path in {soname: path for each in needed.values() for soname, path in each.items()}.items():
         copy_file(path, building / "lib" / soname)
     (building / "bin" / "python3").symlink_to(interpreter)
+
+
+def copy_type_checker() -> Path:
+    """Return a copy of ty for a sandbox, which sees it as /packages, read-only: `bin/ty`, and its libraries in `lib`.
+
+    Raises:
+        UsageError: ty is not installed.
+        SandboxUnavailable: the cache cannot be written, or a library is missing.
+    """
+    try:
+        from ty import find_ty_bin
+
+        program = Path(os.fsdecode(find_ty_bin()))
+    except (ImportError, FileNotFoundError) as exc:
+        raise UsageError("check_types needs the type checker ty: pip install 'toolcell[types]'") from exc
+
+    def fill(building: Path) -> None:
+        copy_file(program, building / "bin" / "ty")
+        for name, path in libraries_of(program).items():
+            copy_file(path, building / "lib" / name)
+
+    entry = private_directory(default_cache_dir()) / "type-checker" / entry_key([FORMAT, *facts_of([program])])
+    return made_entry(entry, "the copy of the type checker", fill)

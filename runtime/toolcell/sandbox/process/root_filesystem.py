@@ -144,7 +144,8 @@ def parts(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
     # The files here run as this user: refuse a directory in which others could place some.
     cache = private_directory(default_cache_dir())
     copy = guest_copies.interpreter_copy(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
-    return GuestParts(own, copy, guest_copies.guest_copy(_guest_modules(extras), cache), packages)
+    modules = {name: _folder_of(name) for name in ("toolcell_bridge", "msgpack", *extras)}
+    return GuestParts(own, copy, guest_copies.guest_copy(modules, cache), packages)
 
 
 @functools.cache
@@ -226,11 +227,6 @@ def in_place(packages: Path | None = None, extras: tuple[str, ...] = (), python:
 def _compiled() -> list[Path]:
     """List the extension modules of the guest package. Without their libraries msgpack falls back to Python code."""
     return guest_copies.shared_objects(Path(msgpack.__file__).parent)
-
-
-def _guest_modules(extras: tuple[str, ...]) -> dict[str, Path]:
-    """Return name and folder of each package that goes into the guest package."""
-    return {name: _folder_of(name) for name in ("toolcell_bridge", "msgpack", *extras)}
 
 
 def _folder_of(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from toolcell.audit import UNFINISHED, Filter, Index, jsonable, tool_table
+from toolcell.audit import UNFINISHED, Filter, Index, jsonable
 from toolcell.errors import UsageError
 from toolcell.results import LIMIT_OUTCOMES, Outcome
 from toolcell.service.viewer.site import PageMissing, Visit, page
@@ -73,17 +73,9 @@ def run_figures(index: Index, window: str) -> RunFigures:
         p99_s=quantile(taken, 0.99),
         longest_s=taken[-1] if taken else 0.0,
         buckets=time_buckets(rows),
-        tools=tool_figures(index, since_ns)[:TOP],
+        tools=index.tool_table(since_ns)[:TOP],
         failures=_failures(index, since_ns),
     )
-
-
-def tool_figures(index: Index, since_ns: int = 0) -> list[dict[str, Any]]:
-    """Return the calls of each tool, most called first; the rows of `tool_table`."""
-    rows = index.select(
-        "SELECT tool, status, duration_us FROM plain_call WHERE started >= ? ORDER BY tool, duration_us", [since_ns]
-    )
-    return tool_table(rows)
 
 
 def _failures(index: Index, since_ns: int) -> list[tuple[str, int]]:
@@ -153,7 +145,7 @@ async def tool(visit: Visit) -> Response:
 
 def _catalogue(index: Index) -> list[dict[str, object]]:
     told = _definitions(index)
-    called = {str(row["tool"]): row for row in tool_figures(index)}
+    called = {str(row["tool"]): row for row in index.tool_table()}
     names = [*called, *(name for name in told if name not in called)]
     nothing = {"calls": 0, "failed": 0, "p50_ms": 0.0, "p95_ms": 0.0, "total_s": 0.0}
     return [{"tool": name, **nothing, **called.get(name, {}), **told.get(name, _UNKNOWN)} for name in names]
