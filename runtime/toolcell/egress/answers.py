@@ -185,9 +185,7 @@ class AnswerBody:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing more comes."""
         return self.is_at_end and not self._buffer
 
     async def aclose(self) -> None:
-        """Receive no more."""
         await self._close()

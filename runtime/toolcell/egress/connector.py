@@ -81,7 +81,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise ToolError(f"the socket file {path} is refused", code="not_permitted")
 
     async def sleep(self, seconds: float) -> None:
-        """Wait between two tries."""
         await anyio.sleep(seconds)
 
 
@@ -119,7 +118,6 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         return httpx.Response(response.status, headers=response.headers, stream=_ResponseStream(response))
 
     async def aclose(self) -> None:
-        """Close every connection."""
         await self._pool.aclose()
 
 

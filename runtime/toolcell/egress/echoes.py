@@ -26,7 +26,6 @@ class Echoes:
         return bool(self._search)
 
     def clean(self, data: bytes) -> bytes:
-        """Return data without secrets."""
         return self._search.hide_in_bytes(data)[0]
 
     def clean_text(self, text: str) -> str:

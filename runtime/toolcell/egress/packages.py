@@ -217,9 +217,7 @@ def described(wheel: OutputFile) -> dict[str, Any]:
 class IndexRules(Protocol):
     """Where requests to an index may go; an `Egress`."""
 
-    def tools_for(self, limits: Limits) -> Any:
-        """Return the tools of one runtime."""
-        ...
+    def tools_for(self, limits: Limits) -> Any: ...
 
 
 async def prepare_pip() -> None:

@@ -151,7 +151,6 @@ class RequestTools:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where requests may go, as a model is told."""
         return tuple(dict.fromkeys(rule.host for rule in self._allowed.rules))
 
     @property
@@ -176,7 +175,6 @@ class RequestTools:
             await prepare_pip()
 
     async def aclose(self) -> None:
-        """Close what is left of runs."""
         for run in [*self._runs.values()]:
             await run.aclose()
 
@@ -222,7 +220,6 @@ class RequestTools:
             return {}
 
     def _searched(self, _args: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
-        """Return where packages are looked for."""
         rules = self._index.rules
         names = sorted({name for rule in rules for name in rule.header_secrets})
         return {"hosts": [rule.name for rule in rules], "secret_names": names}

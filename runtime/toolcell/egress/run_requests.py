@@ -104,7 +104,6 @@ class RunRequests:
         self._wheel_file, self.wheels = None, {}
 
     async def aclose(self) -> None:
-        """Drop what is left."""
         rests, self.rests = self.rests, {}
         for body in rests.values():
             await body.aclose()

@@ -66,7 +66,6 @@ class TcpStream(ByteStream):
         return cls(sock)
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return the next bytes."""
         await anyio.lowlevel.checkpoint()
         while True:
             try:
@@ -80,7 +79,6 @@ class TcpStream(ByteStream):
                 raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
-        """Send all of these bytes."""
         await anyio.lowlevel.checkpoint()
         view = memoryview(item)
         while view:
@@ -92,18 +90,15 @@ class TcpStream(ByteStream):
                 raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
-        """Send nothing more."""
         self._sock.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         if self._sock.fileno() >= 0:
             anyio.notify_closing(self._sock)
             self._sock.close()
 
     @property
     def extra_attributes(self) -> Any:
-        """What is known of the connection."""
         return {
             SocketAttribute.raw_socket: lambda: self._sock,
             SocketAttribute.local_address: self._sock.getsockname,
@@ -144,7 +139,6 @@ class AnswerStream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes of a request."""
         self._head_left = MAX_HEAD_BYTES
         with _failures(httpcore.WriteTimeout, httpcore.WriteError), anyio.fail_after(timeout):
             await self._inner.send(buffer)
@@ -154,14 +148,12 @@ class AnswerStream(httpcore.AsyncNetworkStream):
         self._head_left = None
 
     async def aclose(self) -> None:
-        """Close the connection."""
         self._on_close()
         await self._inner.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> AnswerStream:
-        """Go on with TLS."""
         try:
             with _failures(httpcore.ConnectTimeout, httpcore.ConnectError), anyio.fail_after(timeout):
                 tls = await TLSStream.wrap(
@@ -174,7 +166,6 @@ class AnswerStream(httpcore.AsyncNetworkStream):
         return AnswerStream(tls, self._on_close)
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what is known of the connection."""
         if info == "is_readable":
             looked_at = select.poll()
             looked_at.register(self._inner.extra(SocketAttribute.raw_socket), select.POLLIN)

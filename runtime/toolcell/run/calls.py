@@ -441,7 +441,6 @@ class ListedCalls(RunPart):
         return result
 
     def answered(self, call_number: int, frame: bytes) -> None:
-        """Keep the answer to a call."""
         call = self._by_id.get(f"call_{call_number}")
         if call is not None and call.answer is None:
             self._list.size += len(frame)

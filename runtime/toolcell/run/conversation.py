@@ -216,7 +216,6 @@ class Conversation:
             connection.stop(Aborted(connection.interrupted_for) if is_late else self.deadline.timeout())
 
     def _end_in_time(self) -> None:
-        """Have the conversation end when its time is over."""
         if self._scope is not None and self._scope.deadline == math.inf:
             self._scope.deadline = self._connection.now() + self.deadline.left_s()
 
@@ -551,7 +550,6 @@ class Deadline:
         return max(self._started + within_s, time.perf_counter()) + TICK_S
 
     def left_s(self) -> float:
-        """Return how much of `wall_s` is left."""
         return self._limits.wall_s - (time.perf_counter() - self._started)
 
     def end(self) -> None:
@@ -586,7 +584,6 @@ class RunMonitor:
         self.discard = self._runs.discard
 
     def add(self, run: Conversation) -> None:
-        """Begin to check a run."""
         self._runs.add(run)
         self._enforcer.expect(run.deadline)
         self._added.notify()

@@ -86,12 +86,10 @@ class Callbacks:
         return bool(self.unheard) and self._hearing is None
 
     def log(self, stream: str, text: str) -> None:
-        """Tell the caller what the script printed."""
         if self._on_log is not None:
             self._take(self._on_log(stream, text))
 
     def progress(self, value: object) -> None:
-        """Tell the caller what the script reported."""
         if self._on_progress is not None:
             self._take(self._on_progress(value))
 

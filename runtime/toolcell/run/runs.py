@@ -332,7 +332,6 @@ _NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
 def count_cpu(context: RunContext, cpu_s: float) -> None:
-    """Count the CPU time that a run has used."""
     for end_run in context.features.end_run:
         end_run(context, cpu_s)
 

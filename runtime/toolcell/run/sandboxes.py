@@ -181,7 +181,6 @@ class Sandboxes:
         await self.monitor.abort_all(why)
 
     async def close(self) -> None:
-        """Destroy the sandboxes of the pool."""
         if self.pool is not None:
             await self.pool.close()
 

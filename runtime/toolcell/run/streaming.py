@@ -163,7 +163,6 @@ class _Feed(BackgroundTask):
         return event
 
     async def execute(self, run: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
-        """Be the work of the task."""
         context = given.context or RunContext(run_id=new_id())
         watcher = _CallWatcher(self)
         # Of a context that is given to several runs at once the bus has the events of all, and their calls have one id.
@@ -191,7 +190,6 @@ class _CallWatcher(Feature):
         self._under_way: set[tuple[str, str | None]] = set()
 
     async def call_started(self, call: Call, /) -> None:
-        """Tell that a call is about to run."""
         self._under_way.add((call.run.run_id, call.call_id))
         args = call.run.secrets.shown(call.args if call.refusal is None else call.raw_args)
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
@@ -207,7 +205,6 @@ class _CallWatcher(Feature):
         return None
 
     async def call_ended(self, call: Call, /) -> None:
-        """Tell what became of a call."""
         self._under_way.discard((call.run.run_id, call.call_id))
         result = call.result
         code = str(result.error.code) if result is not None and result.error is not None else None

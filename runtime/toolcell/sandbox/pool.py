@@ -158,7 +158,6 @@ class Pool(Generic[T]):
         return self._starting
 
     async def open(self, tasks: TaskGroup) -> None:
-        """Begin to keep items warm, in `tasks`."""
         self._tasks, self._now, self._scope_type = tasks, event_loop.clock(), event_loop.scope_type()
         tasks.start_soon(self._tend)
         self._fill()
@@ -321,7 +320,6 @@ class Pool(Generic[T]):
         self._tasks.start_soon(function, item)
 
     def _fill(self) -> None:
-        """Bring the pool towards its plan."""
         if self._closing.is_set() or self._tasks is None:
             return
         now = self._now()

@@ -40,7 +40,6 @@ class BackgroundTask:
         """Nobody reads any more."""
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Be the task."""
         self.failure = UsageError(self._closed)
         try:
             with anyio.CancelScope() as self._scope:
@@ -57,7 +56,6 @@ class BackgroundTask:
             self.changed.notify()
 
     def cancel(self) -> None:
-        """Cancel the work."""
         self._is_cancelled = True
         if self._scope is not None:
             self._scope.cancel()

@@ -72,7 +72,6 @@ def table_text(table: AnyTable, max_chars: int) -> str:
 
 
 def call_text(tool: str, args: Mapping[str, Any], results: Mapping[str, str] = _NO_RESULTS) -> str:
-    """Return a call as one line."""
     return f"{as_one_line(tool)}({arguments_text(args, results=results)})"
 
 

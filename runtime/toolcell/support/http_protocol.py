@@ -175,7 +175,6 @@ class _BoundedProtocol(H11Protocol):
             self._stuck = self.loop.call_later(self.limits.write_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
         self._stuck = _cancel(self._stuck)
         super().resume_writing()
 
@@ -217,7 +216,6 @@ class _OneWrite:
         self._pieces.append(data)
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
-        """Write several pieces."""
         self.write(b"".join(pieces))
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ logging.getLogger("toolcell").addHandler(logging.NullHandler())
 
 
 def logger_of(name: str) -> logging.Logger:
-    """Return the logger of this name."""
     logger = logging.getLogger(name)
     logger.addFilter(_on_one_line)  # adding it again changes nothing
     return logger

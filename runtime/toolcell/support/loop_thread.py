@@ -101,7 +101,6 @@ class LoopThread:
         return self.call(called)
 
     def stop(self) -> None:
-        """End the loop and its thread."""
         self.has_ended = True
         self._portal.start_task_soon(self._portal.stop, True)
         self._thread.join(END_S)

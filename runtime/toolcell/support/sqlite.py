@@ -123,9 +123,7 @@ class Transactional(Protocol):
         """True between BEGIN and COMMIT."""
         ...
 
-    def execute(self, sql: str, /) -> object:
-        """Execute a statement."""
-        ...
+    def execute(self, sql: str, /) -> object: ...
 
 
 @contextmanager

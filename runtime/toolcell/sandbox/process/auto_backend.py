@@ -94,19 +94,15 @@ class AutoBackend(Backend):
 
     @property
     def fixed(self) -> Collection[str]:
-        """Limits that it cannot lower once a sandbox has started."""
         return self._chosen.fixed
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Limits that cannot be held on this machine."""
         return self._chosen.unsupported
 
     @property
     def descriptors_per_sandbox(self) -> int:
-        """How many open files of this process each sandbox takes."""
         return self._chosen.descriptors_per_sandbox
 
     async def close(self) -> None:
-        """End everything it started. Safe to call twice."""
         await self._chosen.close()

@@ -266,7 +266,6 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             self.kill()
 
     def _report_cgroups_removed(self) -> None:
-        """Tell the launcher that there are no cgroups to remove."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with suppress(OSError):
                 os.write(self._process.stdin.fileno(), CGROUPS_ARE_MINE)
@@ -495,7 +494,6 @@ class ProcessBackend(Backend):
         return manager.close() if isinstance(manager, CgroupManager) else True
 
     async def close(self) -> None:
-        """End the zygote and everything below it."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             await zygote.aclose(self._close_cgroups)
@@ -575,7 +573,6 @@ class ProcessSandbox(Sandbox):
 
     @property
     def outside_layers(self) -> Mapping[str, str]:
-        """Layers that it has from outside, of which its guest does not tell."""
         return {"cgroup": self._cgroups.description} if self._cgroups is not None else {}
 
     def watch_end(self) -> None:
@@ -611,7 +608,6 @@ class ProcessSandbox(Sandbox):
         return not child.is_over and not self._closed and not self._end.poll(0)
 
     async def prepare(self, limits: Limits) -> None:
-        """Lower its limits to those of its run, from outside."""
         if limits is self.limits or self._closed:
             return
         if self._cgroup is not None and self._cgroups is not None:
@@ -625,13 +621,11 @@ class ProcessSandbox(Sandbox):
                 resource.prlimit(self.pid, getattr(resource, name), (value, value))
 
     def read_output(self) -> tuple[bytes, bytes]:
-        """Read what was written raw to descriptors 1 and 2 so far, without waiting."""
         if self._closed:  # the numbers may be those of another sandbox's bridge
             return b"", b""
         return read_available(self._output[0]), read_available(self._output[1])
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure it now, by its cgroup or its process tree."""
         if self._cgroup is None:
             return self._tree.look() if self._tree is not None else self._sample
         try:
@@ -677,7 +671,6 @@ class ProcessSandbox(Sandbox):
     interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
-        """Interrupt the script of a session."""
         self._signal(INTERRUPT_SIGNAL)
 
     def _signal(self, number: int) -> None:
@@ -704,7 +697,6 @@ class ProcessSandbox(Sandbox):
         return self._stop_all(True)
 
     async def unpause(self) -> None:
-        """Let everything run again."""
         self._stop_all(False)
 
     def freeze(self) -> bool:

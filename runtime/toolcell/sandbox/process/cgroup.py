@@ -158,7 +158,6 @@ class Cgroup(abc.ABC):
             self._files = KeptFiles(self._files)
 
     def count_processes(self) -> int:
-        """Count the processes and threads inside."""
         return int(self._files.read(f"{self._pids}/pids.current"))
 
     def drop_names(self) -> None:

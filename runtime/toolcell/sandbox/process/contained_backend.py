@@ -271,7 +271,6 @@ limit must not be the one that refuses. The watch ends a sandbox with too many; 
 
 
 def rlimits_for(limits: Limits) -> RlimitPlan:
-    """Choose the per-process limits of a sandbox."""
     return plan_rlimits(limits, SHARED_ID_PROCESSES, is_counted=False)
 
 
@@ -315,7 +314,6 @@ class ContainedSandbox(Sandbox):
         self.layers = dict(layers)
 
     def is_alive(self) -> bool:
-        """Return False once its end is known."""
         return not (self._child.is_over or self._is_killed or self._is_closed or self._hangup.poll(0))
 
     async def prepare(self, limits: Limits) -> None:
@@ -324,7 +322,6 @@ class ContainedSandbox(Sandbox):
             await self._zygote.lower(self._child, asdict(rlimits_for(limits)))
 
     def read_output(self) -> tuple[bytes, bytes]:
-        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         if self._is_closed:
             return b"", b""
         return read_available(self._raw_output[0]), read_available(self._raw_output[1])
@@ -363,11 +360,9 @@ class ContainedSandbox(Sandbox):
         return self.is_alive() and self._tell(FREEZE)
 
     async def unpause(self) -> None:
-        """Let everything run again."""
         self._tell(THAW)
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure its process tree now."""
         row = self._usage.measure(self._child.number, self._child.supervisor, is_end=brief or last)
         if row is not None:
             cpu_s, memory_bytes, processes = row
@@ -386,7 +381,6 @@ class ContainedSandbox(Sandbox):
         return row[0] if row is not None else None
 
     async def ended(self) -> Exit:
-        """Wait until it has ended, at most a few seconds; returns how."""
         child = self._child
         with anyio.move_on_after(END_S, shield=True):
             while not child.is_over:
@@ -454,7 +448,6 @@ class ContainedUsage:
             return self._rows.get(number)
 
     def forget(self, number: int) -> None:
-        """Measure it no more."""
         with self._lock:
             self._supervisors = {pid: each for pid, each in self._supervisors.items() if each != number}
             self.process_usage.forget(number)
@@ -579,7 +572,6 @@ class ContainedBackend(Backend):
         return zygote
 
     async def close(self) -> None:
-        """End the zygotes and everything below them. Safe to call twice."""
         zygotes, self._zygotes = list(self._zygotes.values()), {}
         for zygote in zygotes:
             await zygote.aclose()

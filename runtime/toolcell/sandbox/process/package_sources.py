@@ -250,7 +250,6 @@ def distributions_in(site: Path | Sequence[str], name: str | None = None) -> lis
 
 
 def copy_installed(installed: Installed, target: Path) -> None:
-    """Copy the files of every distribution into `target`."""
     for dist in installed.found.values():
         for name in files_of(dist):
             if name.suffix == ".pyc" or name.name in LEFT_OUT:
@@ -288,14 +287,12 @@ class InstallProgress:
         self._lock = threading.Lock()
 
     def say(self, text: str) -> None:
-        """Say what is under way."""
         logger.info("%s", text)
         if self._is_shown:
             width = shutil.get_terminal_size().columns - 1
             self._write(f"packages: {for_terminal(text).strip()}"[:width])
 
     def end(self) -> None:
-        """Remove the line."""
         if self._is_shown:
             self._write("")
 

@@ -339,7 +339,6 @@ def _try_no_new_privileges() -> str:
 
 
 def _try_rlimits() -> str:
-    """Lower every limit and read it back."""
     import resource
 
     plan = RlimitPlan(

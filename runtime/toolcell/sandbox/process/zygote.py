@@ -75,7 +75,6 @@ class ForkedSandbox:
         return self.end is not None or bool(self.problem)
 
     def notify(self) -> None:
-        """Wake everybody who waits for a change."""
         self.changed.notify()
 
     def fail(self, problem: str) -> None:
@@ -114,7 +113,6 @@ class ZygoteHandle(ABC, Generic[Child]):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     async def wait_ready(self) -> Mapping[str, Any]:
@@ -189,7 +187,6 @@ class ZygoteHandle(ABC, Generic[Child]):
             return msgpack.unpackb(data), descriptors
 
     async def listen(self) -> None:
-        """Handle its reports until it is gone."""
         self._is_listening = True
         try:
             control = self._control.fileno()
