@@ -50,25 +50,20 @@ def check(
     registry = load_registry(sources)
     registry = registry.merged()  # saved scripts may call each other
     registry.load_scripts(folder)
-    reports = run_watched(lambda watch: _reports(folder, registry, every, watch))
-    said = "\n".join(_lines(reports)) or "no saved scripts"
+
+    async def work(watch: Watch) -> list[ScriptReport]:
+        watch.doing = "checking"
+        return await check_scripts(folder, registry, Runtime, watch.say, every_version=every)
+
+    reports = run_watched(work)
+    lines = []
+    for each in reports:
+        lines += [f"{each.status:<10} {each.name} v{each.version}", *(f"           {found}" for found in each.findings)]
+    said = "\n".join(lines) or "no saved scripts"
     output([each.to_plain() for each in reports], as_json, lambda: write_text(stdout(), said))
     failing = {"breaks", "may break"} if is_strict else {"breaks"}
     if any(each.status in failing for each in reports):
         raise typer.Exit(exits.FAILED)
-
-
-async def _reports(folder: Path, tools: ToolRegistry, every: bool, watch: Watch) -> list[ScriptReport]:
-    watch.doing = "checking"
-    return await check_scripts(folder, tools, Runtime, watch.say, every_version=every)
-
-
-def _lines(reports: list[ScriptReport]) -> list[str]:
-    lines = []
-    for each in reports:
-        lines.append(f"{each.status:<10} {each.name} v{each.version}")
-        lines += [f"           {found}" for found in each.findings]
-    return lines
 
 
 class Format(enum.StrEnum):

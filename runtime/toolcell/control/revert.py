@@ -16,8 +16,8 @@ from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.run.runs import Runs
-from toolcell.support.checks import brief
-from toolcell.tools.adapters import is_async, positional_spec
+from toolcell.support.checks import brief, is_async
+from toolcell.tools.adapters import positional_spec
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import ToolSpec
 

@@ -22,7 +22,7 @@ from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import LIMIT_OUTCOMES, ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session, SyncSession
-from toolcell.support.checks import text_of
+from toolcell.support.checks import is_async, text_of
 from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime
 from toolcell.tools import (
@@ -35,7 +35,6 @@ from toolcell.tools import (
     code_result,
     describe_code,
     describe_failure,
-    is_async,
     positional_spec,
     with_options,
 )

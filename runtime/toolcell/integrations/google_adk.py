@@ -43,8 +43,9 @@ from toolcell.integrations.base import (
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
+from toolcell.support.checks import is_async
 from toolcell.sync import SyncRuntime
-from toolcell.tools import ToolRegistry, ToolSpec, is_async
+from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["ToolcellCodeExecutor"]
 

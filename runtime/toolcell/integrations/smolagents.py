@@ -13,8 +13,9 @@ from toolcell.errors import UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing_package, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sessions import SyncSession
+from toolcell.support.checks import is_async
 from toolcell.sync import SyncRuntime
-from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, function_spec, is_async
+from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, function_spec
 
 try:
     from smolagents.local_python_executor import (

@@ -247,3 +247,9 @@ def did_you_mean(name: str, candidates: Iterable[str], quote: str = "`") -> str:
     """Shape: ' (did you mean `query`?)', or nothing."""
     match = closest(name, candidates)
     return f" (did you mean {quote}{match}{quote}?)" if match else ""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True when calling it gives something to await, as far as can be told beforehand."""
+    target = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004

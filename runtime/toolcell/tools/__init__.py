@@ -15,8 +15,8 @@ __all__ = [
     "ToolContext", "ToolDefinition", "ToolDescriptionWarning", "ToolOptions", "ToolRegistry", "ToolResult",
     "ToolSpec", "abandoned_threads", "approval_hook", "check_arguments", "check_code_runtime", "code_result",
     "code_spec", "compile_tool", "current_context", "decode_tool_call", "describe_code", "describe_failure",
-    "flows_of", "function_spec", "is_async", "load_tools", "plan_of", "positional_spec", "preview_of",
-    "python_stubs", "run_call", "search_spec", "shown_within", "tool", "with_options",
+    "flows_of", "function_spec", "load_tools", "plan_of", "positional_spec", "preview_of", "python_stubs",
+    "run_call", "search_spec", "shown_within", "tool", "with_options",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         FunctionTool,
         Tool,
         function_spec,
-        is_async,
         positional_spec,
         preview_of,
         with_options,
@@ -86,7 +85,7 @@ else:
             "toolcell.calls.result": "ErrorCode File Image Status Text ToolResult",
             "toolcell.calls.run_state": "Budget JobTable Secrets",
             "toolcell.tools.adapters": (
-                "AgentTool FunctionTool Tool function_spec is_async positional_spec preview_of with_options"
+                "AgentTool FunctionTool Tool function_spec positional_spec preview_of with_options"
             ),
             "toolcell.tools.code": (
                 "CODE_TOOL MAX_VALUE_CHARS SEARCH_TOOL CodeRuntime check_code_runtime code_result code_spec "

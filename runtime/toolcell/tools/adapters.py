@@ -18,7 +18,7 @@ from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions, refused_arguments
 from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import SYNONYMS, brief, fields_known, suggestion
+from toolcell.support.checks import SYNONYMS, brief, fields_known, is_async, suggestion
 from toolcell.tools.spec import Decode, Invoke, RegisteredTool, ToolSpec
 from toolcell_bridge.wire.frozen import frozen
 
@@ -277,12 +277,6 @@ def preview_of(tool: RegisteredTool) -> RegisteredTool:
     assert tool.options.preview is not None
     spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
     return RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """True when calling it gives something to await, as far as can be told beforehand."""
-    target = inspect.unwrap(function)
-    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def positional_spec(
