@@ -15,6 +15,7 @@ from rows import each_row
 from toolcell.calls.result import Status
 from toolcell.errors import McpServerError
 from toolcell.mcp.client import McpClient
+from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES
 from toolcell.mcp.transports import proxy_for
 from toolcell.tools import ToolRegistry
 
@@ -153,6 +154,23 @@ async def test_a_refusal_over_http_says_its_status(name: str) -> None:
     registry = ToolRegistry()
     server = PlainServer(refusing("tools/call", answer))
     async with server.serve() as url, connected(registry, url=url):
+        assert said in (await registry.dispatch("s.t", {})).message
+
+
+UNUSABLE: dict[str, tuple[Answer, str]] = {
+    "large": (
+        (200, {"content-type": "application/json"}, b" " * (MAX_MESSAGE_BYTES + 1)),
+        "of more than 8388608 bytes",
+    ),
+    "compressed": ((200, {"content-type": "application/json", "content-encoding": "gzip"}, b"x"), "compresses"),
+}
+
+
+@each_row("name", UNUSABLE)
+async def test_an_answer_that_ends_the_connection_fails_its_call_with_the_reason(name: str) -> None:
+    answer, said = UNUSABLE[name]
+    registry = ToolRegistry()
+    async with PlainServer(refusing("tools/call", answer)).serve() as url, connected(registry, url=url):
         assert said in (await registry.dispatch("s.t", {})).message
 
 

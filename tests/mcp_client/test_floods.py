@@ -330,7 +330,7 @@ async def test_an_answer_over_http_is_bounded_before_it_is_parsed() -> None:
         def answer(request: httpx2.Request, kind: str = kind, content: Any = chunks) -> httpx2.Response:
             return httpx2.Response(200, content=content(), headers={"content-type": kind})
 
-        transport = http_bounds.BoundedTransport(httpx2.MockTransport(answer), "x")
+        transport = http_bounds.BoundedTransport(httpx2.MockTransport(answer), "x", print)
         async with httpx2.AsyncClient(transport=transport) as http:
             body = (await http.post("http://x", json={"jsonrpc": "2.0", "id": 7, "method": "tools/call"})).text
             nobody_waits = (await http.get("http://x")).text
@@ -344,7 +344,7 @@ async def test_a_stream_of_events_that_ends_at_once_is_not_asked_for_without_pau
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_bounds, "REOPENED_S", 0.1)
-    transport = http_bounds.BoundedTransport(httpx2.MockTransport(lambda request: httpx2.Response(200)), "x")
+    transport = http_bounds.BoundedTransport(httpx2.MockTransport(lambda request: httpx2.Response(200)), "x", print)
     began = time.monotonic()
     async with httpx2.AsyncClient(transport=transport) as http:
         for _ in range(4):

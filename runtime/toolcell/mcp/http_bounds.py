@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -29,8 +29,9 @@ _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """Ends answers that are longer than a message may be, and replaces those with too much structure by an error."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, name: str) -> None:
-        self._inner = inner
+    def __init__(self, inner: httpx2.AsyncBaseTransport, name: str, note: Callable[[str], None]) -> None:
+        """`note` is told why an answer is given up: calls whose answers come then say so."""
+        self._inner, self._note = inner, note
         self._lines = Pace(name, "lines of events a second", (LINES_PER_S, LINE_BURST))
         self._next_stream = 0.0
 
@@ -45,14 +46,19 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         response = await self._inner.handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.ReadError("the server compresses what it sends; a bound would not hold for it")
+            raise self._given_up("the server compresses what it sends; a bound would not hold for it")
         response = await explained(request, response, self._inner)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         kind = _Events if is_stream else _Body
         asked = message_of(request)
-        response.stream = kind(response.stream, asked.get("id") if isinstance(asked, dict) else None, self._lines)
+        ident = asked.get("id") if isinstance(asked, dict) else None
+        response.stream = kind(response.stream, ident, self._lines, self._given_up)
         return response
+
+    def _given_up(self, problem: str) -> httpx2.ReadError:
+        self._note(problem)
+        return httpx2.ReadError(problem)
 
     async def aclose(self) -> None:
         """End the connections."""
@@ -63,9 +69,11 @@ _TIMEOUTS = ("connect", "read", "write", "pool")
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, ident: Any, lines: Pace) -> None:
+    def __init__(
+        self, inner: httpx2.AsyncByteStream, ident: Any, lines: Pace, given_up: Callable[[str], httpx2.ReadError]
+    ) -> None:
         """`ident`: id of the request that this answers; None when nobody waits for an answer."""
-        self._inner, self._ident, self._lines = inner, ident, lines
+        self._inner, self._ident, self._lines, self._given_up = inner, ident, lines, given_up
 
     def _error(self, code: int, problem: str) -> bytes | None:
         """Return what stands in the place of an answer that cannot be used."""
@@ -92,7 +100,7 @@ class _Body(_Bounded):
         async for chunk in self._inner:
             body += chunk
             if len(body) > MAX_MESSAGE_BYTES:
-                raise httpx2.ReadError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+                raise self._given_up(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
         whole: bytes | None = bytes(body)
         if await elements(bytes(body)) > MAX_ELEMENTS:
             whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")

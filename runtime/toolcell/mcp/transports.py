@@ -417,7 +417,7 @@ class HttpTransport:
         sender: httpx2.AsyncBaseTransport = ProxyTransport()
         if egress is not None:
             sender = AllowedTransport(egress)
-        transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host)
+        transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host, self._note)
         if self._login is not None:
             self._login.begin_connection()
             transport = LoginTransport(transport, self._login.guard if egress is None else None)
@@ -434,8 +434,11 @@ class HttpTransport:
         ):
             yield streams
 
-    def _give_up(self, problem: str) -> None:
+    def _note(self, problem: str) -> None:
         self.problem = problem
+
+    def _give_up(self, problem: str) -> None:
+        self._note(problem)
         self.ended.set()
 
 
