@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +32,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.sandbox.backend import Sandbox
+from toolcell.support import loop_thread
 from toolcell.testing import FakeBackend
 
 from .conftest import Run, eventually, open_descriptors
@@ -47,6 +50,25 @@ SLEEP = "set_result('early')\nprint('started')\nimport time\ntime.sleep(60)"
 def guests() -> list[psutil.Process]:
     """Zygotes, launchers and sandboxes below this process."""
     return psutil.Process().children(recursive=True)
+
+
+def test_ctrl_c_while_a_loop_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = iter([KeyboardInterrupt()])
+
+    class Started(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            found = super().result(timeout)
+            for interrupt in interrupts:
+                raise interrupt
+            return found
+
+    monkeypatch.setattr(loop_thread, "Future", Started)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        SyncRuntime().open()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @pytest.mark.slow

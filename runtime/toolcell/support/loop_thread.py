@@ -30,8 +30,14 @@ class LoopThread:
         self._pid = os.getpid()
         self.has_ended = False
         self._started: Future[BlockingPortal] = Future()
-        self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
-        self._portal = self._started.result()
+        try:
+            self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
+            self._portal = self._started.result()
+        except BaseException:  # such as Ctrl-C: nobody can stop this loop any more
+            self.has_ended = True
+            if self._started.done() and self._started.exception() is None:
+                self._started.result().start_task_soon(self._started.result().stop)
+            raise
 
     def _run(self) -> None:
         try:
@@ -43,7 +49,8 @@ class LoopThread:
     async def _serve(self) -> None:
         async with BlockingPortal() as portal:
             self._started.set_result(portal)
-            await portal.sleep_until_stopped()
+            if not self.has_ended:
+                await portal.sleep_until_stopped()
 
     def check(self) -> None:
         """Check that it can be used here.
