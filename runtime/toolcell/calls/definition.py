@@ -453,7 +453,7 @@ def check_definition(definition: ToolDefinition) -> None:
         for missing in (each for each in required if each not in properties):
             raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
     try:  # one that cannot be sent would fail `list_tools` of scripts, and with it all other tools
-        pack_value([{"description": description, "parameters": schema}], "it")
+        pack_value([{"description": description, "parameters": schema}], "definition")
     except (UnsendableValue, ValueTooLarge) as exc:
         raise RegistrationError(f"tool {name!r}: scripts cannot be told about it: {exc}") from exc
 
