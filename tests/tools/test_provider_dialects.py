@@ -141,7 +141,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
                     ]
                 },
                 d=PLAIN,
-                e=of() | {"required": [], "additionalProperties": False},
+                e={"type": "object", "required": ["f"], "additionalProperties": True},
             )
             | {"required": ["a", "d", "e"], "additionalProperties": False},
         },
@@ -198,9 +198,8 @@ def test_each_provider_gets_a_schema_in_the_form_that_it_takes() -> None:
         for case, (schema, expected) in CASES.items()
         for dialect in expected
     }
-    closed = {"required": [], "additionalProperties": False}
     expected = {(case, dialect): each for case, (_, of_case) in CASES.items() for dialect, each in of_case.items()}
-    expected["no properties", "openai-strict"] = of() | closed
+    expected["no properties", "openai-strict"] = {"type": "object", "additionalProperties": True}
     assert made == expected
 
 
@@ -214,8 +213,10 @@ def test_every_real_schema_is_taken_by_every_provider_and_takes_its_valid_call()
         name, schema, call = row["name"], row["parameters"], row["call"]
         definition = ToolDefinition(name, "Do something.", schema)
         for dialect in get_args(DialectName):
-            adapted = definition.adapted(dialect)
-            if why := refusal(dialect, adapted):
+            function = definition.to_openai(strict=True)["function"]
+            is_sent = dialect != "openai-strict" or function["strict"]
+            adapted = definition.adapted(dialect if is_sent else "openai")
+            if why := refusal(dialect if is_sent else "openai", adapted):
                 refused.append((dialect, name, why))
             if dialect in ("openai", "gemini") and ValueCheck(adapted).problem(call) is not None:
                 lost.append((dialect, name))
@@ -243,6 +244,37 @@ def test_a_builder_and_a_tool_without_schema_are_taken_as_they_are_registered() 
     assert (strict["strict"], strict["parameters"]["required"]) == (True, ["a"])
     gemini = registry.definitions()[0].to_openai("google/gemini-3-pro")["function"]["parameters"]
     assert "additionalProperties" not in gemini
+
+
+FREE: dict[str, dict[str, Any]] = {
+    "any object": {"type": "object"},
+    "an object in it": of(a={"type": "object", "description": "Any fields."}),
+    "an object or null": of(a={"type": ["object", "null"]}),
+    "named and other properties": of(a=of(b=TEXT) | {"additionalProperties": TEXT}),
+    "names by a pattern": of(a={"type": "object", "patternProperties": {"^x": TEXT}, "additionalProperties": False}),
+    "one form of several": of(a={"oneOf": [of(b=TEXT), {"type": "object", "additionalProperties": {}}]}),
+}
+CLOSED: dict[str, dict[str, Any]] = {
+    "no arguments": of(),
+    "an object or null": of(a={"type": ["object", "null"], "properties": {"b": TEXT}}) | {"required": ["a"]},
+    "several forms": of(a={"oneOf": [of(b=TEXT), WHOLE]}),
+    "an empty object": of(a={"type": "object", "additionalProperties": False}),
+}
+
+
+@pytest.mark.quick
+def test_a_tool_that_takes_objects_with_any_properties_is_not_sent_as_strict() -> None:
+    for schema in FREE.values():
+        function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
+        assert function["strict"] is False
+        assert function["parameters"] == ToolDefinition("act", "Do something.", schema).adapted("openai")
+    for schema in CLOSED.values():
+        function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
+        assert function["strict"] is True
+        objects = [part for part in parts_of(function["parameters"]) if "properties" in part or "oneOf" in part]
+        assert [(each["additionalProperties"], each["required"]) for each in objects] == [
+            (False, [*each["properties"]]) for each in objects
+        ]
 
 
 @pytest.mark.quick

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, NoReturn, NotRequired, TypedDict
 
-from toolcell.calls.schema import OF_RESULTS, pointed, with_parts, without_names_of_results
+from toolcell.calls.schema import OF_RESULTS, dicts_in, pointed, with_parts, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.support.checks import brief, keywords_known
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
@@ -72,9 +72,8 @@ MAX_LEVELS: Final = 64
 
 def with_items(part: Part) -> Part:
     """Servers say `array schema missing items`, or `items: missing field`."""
-    is_array = part.get("type") == "array" or (isinstance(part.get("type"), list) and "array" in part["type"])
     items = part.get("items")
-    if not is_array or isinstance(items, dict):
+    if "array" not in _kinds(part) or isinstance(items, dict):
         return part
     first = items if isinstance(items, list) else part.get("prefixItems") or ()
     return {**{key: value for key, value in part.items() if key != "prefixItems"}, "items": _any_of([*first])}
@@ -161,13 +160,30 @@ def text_choices(part: Part) -> Part:
     return made
 
 
+def any_of(part: Part) -> Part:
+    """Strict mode has no `oneOf`."""
+    return {**part, "anyOf": part["oneOf"]} if "oneOf" in part and "anyOf" not in part else part
+
+
 def closed(part: Part) -> Part:
     """Strict mode: every property is required, null where it may be left out, and there are no others."""
-    if part.get("type") != "object":
-        return {**part, "anyOf": part["oneOf"]} if "oneOf" in part and "anyOf" not in part else part
+    if "object" not in _kinds(part):
+        return part
+    if "patternProperties" in part or part.get("additionalProperties", "properties" not in part) is not False:
+        return part | {"additionalProperties": True}  # see `is_free`
     properties, required = part.get("properties") or {}, part.get("required") or ()
     made = {name: each if name in required else _or_null(each) for name, each in properties.items()}
     return part | {"properties": made, "required": [*made], "additionalProperties": False}
+
+
+def is_free(schema: Part) -> bool:
+    """Return whether strict mode would refuse a schema, or take less: an object in it may have any properties."""
+    return any("object" in _kinds(part) and part.get("additionalProperties") is not False for part in dicts_in(schema))
+
+
+def _kinds(part: Mapping[str, Any]) -> list[Any]:
+    kinds = part.get("type")
+    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _or_null(part: Any) -> Part:
@@ -219,8 +235,8 @@ class Dialect:
 DIALECTS: Mapping[DialectName, Dialect] = {
     "openai": Dialect((with_properties, merged), (with_items,), formats=_OPENAI_FORMATS),
     "openai-strict": Dialect(
-        (with_properties, merged),
-        (complete_choices, typed, with_items, closed),
+        (merged,),
+        (any_of, complete_choices, typed, with_items, closed),
         refused=_NOT_STRICT,
         formats=_OPENAI_FORMATS,
         inlines=True,
@@ -391,11 +407,15 @@ class ToolDefinition:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}.
 
         `model`: Gemini and Mistral take other schemas. `strict`: OpenAI holds its model to the schema.
+        A tool that takes objects with any properties is sent with `"strict": False`: strict mode has none.
         """
         parameters = self.adapted("openai-strict" if strict else dialect_of(model))
+        is_strict = strict and not is_free(parameters)
+        if is_strict is not strict:
+            parameters = self.adapted("openai")
         function = ProviderFunction(name=provider_name(self.name), description=self.description, parameters=parameters)
         if strict:
-            function["strict"] = True
+            function["strict"] = is_strict
         return ProviderToolDef(type="function", function=function)
 
     def to_anthropic(self) -> AnthropicToolDef:
