@@ -22,6 +22,7 @@ from toolcell.agents.providers.provider import assistant
 from toolcell.agents.providers.retries import as_provider_error, send_with_retries
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import compacted, repaired
+from toolcell.calls import arguments
 from toolcell.calls.arguments import ToolCall
 from toolcell.errors import UsageError
 from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolResult
@@ -48,6 +49,21 @@ async def test_the_result_has_the_answer_the_stop_reason_and_the_number_of_itera
     result = await loop(ScriptedModel([calls(("look", {})), calls(("look", {})), "done"]))
 
     assert (result.content, result.iterations, result.stop_reason, result.error) == ("done", 3, "final", None)
+
+
+async def test_the_text_of_a_calls_arguments_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, texts = arguments.parse_json, list[str]()
+
+    def counted(text: str) -> Any:
+        texts.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(arguments, "parse_json", counted)
+    given = ('{"at": "a"}', '{"at": "b",}', "", '{"at": "c')
+    result = await loop(ScriptedModel([calls(*(("look", text) for text in given)), "done"]))
+
+    assert sorted(texts[:3]) == sorted(each for each in given if each) and len(texts) <= 5  # what broke off stays text
+    assert [each["content"][:7] for each in result.messages[2:5]] == ["saw a", "saw b", "saw not"]
 
 
 @pytest.mark.conforms("O2", "K2")

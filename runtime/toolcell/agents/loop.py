@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -24,10 +24,11 @@ from toolcell.agents.loop_result import (
     SUSPENDED,
     TERMINATED,
     TRUNCATED,
+    StepTrace,
     Stop,
     ToolLoopResult,
+    step_trace,
 )
-from toolcell.agents.offer import shown_tools
 from toolcell.agents.processors import Halt, Processor, after_response, after_tool, before_request
 from toolcell.agents.providers.provider import (
     DEFAULT_OPTIONS,
@@ -44,7 +45,6 @@ from toolcell.agents.providers.provider import (
     user,
 )
 from toolcell.agents.providers.retries import MISUSE_STATUSES, RetryPolicy, send_with_retries
-from toolcell.agents.trace import StepTrace, step_trace
 from toolcell.agents.transcript import (
     MAX_TRANSCRIPT_CHARS,
     ErrorStyle,
@@ -297,7 +297,7 @@ class LoopRun:
         request = await before_request(self.config.processors, request)
         self._iterations += 1
         response = await after_response(self.config.processors, await self._send(request, tools))
-        response = replace(response, tool_calls=tuple(unique_ids(response.tool_calls)))
+        response = replace(response, tool_calls=tuple(call.parsed() for call in unique_ids(response.tool_calls)))
         if self._streams and not self._has_begun:
             for update in updates_of(response):
                 self._emit_update(update)
@@ -436,6 +436,30 @@ class LoopRun:
                 update=update,
                 data=data | {"agent": self.config.name, "depth": run.scope.depth},
             )
+
+
+# Which tools a model is shown with a request: all, or of a large catalogue those that it found or called
+
+
+def shown_tools(
+    registry: ToolRegistry | None, origin: Origin, context: RunContext, messages: Sequence[Message], shown_chars: int
+) -> list[ToolDefinition]:
+    """Return the definitions of a request: what was found last comes before what the conversation has called."""
+    if registry is None:
+        return []
+    found = [*map(registry.state.registered_name, called_tools(messages)), *context.state.found_tools]
+    latest_last = list(reversed(dict.fromkeys(reversed(found))))
+    return registry.definitions(origin, policies=context.scope.policies, shown_chars=shown_chars, found=latest_last)
+
+
+def called_tools(messages: Sequence[Message]) -> Iterator[str]:
+    """Return the names that a conversation has called, as they were written."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function: Any = call.get("function") if isinstance(call, Mapping) else None
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if isinstance(name, str):
+                yield name
 
 
 def _end_without_calls(response: ModelResponse) -> Stop:

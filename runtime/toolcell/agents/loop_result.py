@@ -1,20 +1,49 @@
-"""What one run of the tool loop returns, and why it stopped."""
+"""What one run of the tool loop returns: its answer, why it stopped, and its steps, shortened for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from toolcell.agents.providers.provider import Message
-from toolcell.agents.trace import StepTrace
-from toolcell.calls.result import NO_USAGE, TokenUsage
+from toolcell.calls.result import NO_USAGE, TokenUsage, to_json
 from toolcell.results import Suspension
-from toolcell.tools import File
+from toolcell.tools import Call, File, ToolResult
 
 StopReason = str
 FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"
 CANCELLED, BUDGET, PROVIDER_ERROR = "cancelled", "budget", "provider_error"
 REFUSAL, SUSPENDED = "refused", "suspended"
 TRUNCATED, EMPTY = "truncated", "empty"
+
+MAX_INPUT_CHARS = 200
+MAX_OUTPUT_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One tool call, shortened."""
+
+    name: str
+    type: Literal["tool", "agent"]
+    input: str
+    output: str
+    usage: TokenUsage
+    duration_ms: float
+
+
+def step_trace(call: Call, result: ToolResult) -> StepTrace:
+    """The trace of one finished call."""
+    given = call.raw_args if isinstance(call.raw_args, str) else to_json(call.raw_args)
+    kind: Literal["tool", "agent"] = "agent" if call.options.is_agent else "tool"
+    return StepTrace(
+        call.name,
+        kind,
+        input=call.run.secrets.redact(given)[:MAX_INPUT_CHARS],
+        output=result.text[:MAX_OUTPUT_CHARS],
+        usage=result.usage,
+        duration_ms=result.meta.duration_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import field
 from typing import Any, Self
 
 from toolcell.calls.compiled_schema import compile_schema, large_from
@@ -332,7 +333,7 @@ class ArgumentChecker:
         if not isinstance(args, Mapping):
             kind = "null" if args is None else type(args).__name__
             problem = ValueProblem((), f"must be an object, not {kind}")
-            rest = Walk(self._parts, Copied({}, 0), "off", "allow").problems(self._schema, {})
+            rest = Walk(self._parts, Copied(), "off", "allow").problems(self._schema, {})
             raise InvalidArguments(self.tool, [problem, *rest], args)
         try:
             copied = copy_arguments(args, self.tables)
@@ -417,6 +418,8 @@ class ToolCall:
     """As received: a mapping, or JSON text."""
     mode: ParseMode = ParseMode.STRICT
     """How well the text of the arguments could be read."""
+    text: str = field(default="", compare=False, repr=False)
+    """What the arguments were read from."""
 
     @classmethod
     def read(cls, call: Any) -> Self:
@@ -447,22 +450,23 @@ class ToolCall:
     @property
     def arguments_json(self) -> str:
         """The arguments as JSON text; text stays exactly as it was received."""
-        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        return self.text or (
+            self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        )
 
     def parsed(self) -> Self:
         """Return the same call with its arguments as a mapping if they can be read as one; `mode` says how well."""
         if not isinstance(self.arguments, str):
             return self
         value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
-        if mode is ParseMode.INVALID or not isinstance(value, dict):
-            return replaced(self, mode=mode)
-        return replaced(self, arguments=value, mode=mode)
+        read = value if mode is not ParseMode.INVALID and isinstance(value, dict) else self.arguments
+        return replaced(self, arguments=read, mode=mode, text=self.arguments)
 
     def parsed_if_safe(self) -> Self:
         """Return the same call with its arguments read, unless something may be missing: then they stay text,
         which no tool accepts."""
         parsed = self.parsed()
-        return parsed if parsed.mode in SAFE_MODES else replaced(self, mode=parsed.mode)
+        return parsed if parsed.mode in SAFE_MODES else replaced(parsed, arguments=parsed.text)
 
     @property
     def sent_arguments(self) -> dict[str, Any]:
@@ -476,9 +480,9 @@ class ToolCall:
 
         Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
         """
-        parsed, text = self.parsed(), self.arguments_json
-        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and text.strip()
-        sent = text if is_object else json.dumps(self.sent_arguments, ensure_ascii=False)
+        parsed = self.parsed()
+        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and parsed.text.strip()
+        sent = parsed.text if is_object else json.dumps(parsed.sent_arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": sent}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -493,7 +497,7 @@ def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
         while chosen in seen:
             chosen, number = f"{wanted}_{number}", number + 1
         seen.add(chosen)
-        unique.append(call if chosen == call.id else ToolCall(chosen, call.name, call.arguments, call.mode))
+        unique.append(call if chosen == call.id else replaced(call, id=chosen))
     return unique
 
 
