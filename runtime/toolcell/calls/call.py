@@ -181,8 +181,7 @@ class Block:
     code: str = ErrorCode.BLOCKED
 
     def __post_init__(self) -> None:
-        check_kind("Block(reason)", self.reason, str)
-        check_kind("Block(code)", self.code, str)
+        check_answer(self)
 
 
 @frozen
@@ -192,7 +191,7 @@ class Rewrite:
     args: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        check_kind("Rewrite(args)", self.args, Mapping)
+        check_answer(self)
 
 
 @frozen
@@ -216,9 +215,7 @@ class Override:
     terminate: bool | None = None
 
     def __post_init__(self) -> None:
-        check_kind("Override(content)", self.content, str, type(None))
-        check_kind("Override(is_error)", self.is_error, bool, type(None))
-        check_kind("Override(terminate)", self.terminate, bool, type(None))
+        check_answer(self)
 
     def apply(self, result: ToolResult) -> ToolResult:
         """The result with the set fields replaced."""
@@ -253,7 +250,7 @@ class _Decided:
     """Who decided, for the record. Empty: whoever the context of a `resume` is for, or the hook."""
 
     def __post_init__(self) -> None:
-        check_decision(self)
+        check_answer(self)
 
 
 @frozen
@@ -275,18 +272,26 @@ class Edit:
     by: str = ""
 
     def __post_init__(self) -> None:
-        check_kind("Edit(args)", self.args, Mapping)
-        check_decision(self)
+        check_answer(self)
 
 
-def check_decision(decision: Any) -> None:
-    """Check the texts of a decision.
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("reason", "code", "by"), (str,)),
+    "args": (Mapping,),
+    "content": (str, type(None)),
+    **dict.fromkeys(("is_error", "terminate"), (bool, type(None))),
+}
+"""Of the fields of answers and decisions."""
+
+
+def check_answer(answer: Any) -> None:
+    """Check the fields of what a hook answers, or a person decides.
 
     Raises:
-        UsageError: one is not a text.
+        UsageError: one is of another kind.
     """
-    for name in ("reason", "by"):
-        check_kind(f"{type(decision).__name__}({name})", getattr(decision, name), str)
+    for name in answer.__match_args__:
+        check_kind(f"{type(answer).__name__}({name})", getattr(answer, name), *_KINDS.get(name, (object,)))
 
 
 Decision = Approve | Deny | Edit

@@ -29,7 +29,6 @@ import msgpack
 from toolcell.calls.schema_walk import check_of
 from toolcell.calls.values import ValueProblem
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
-from toolcell_bridge.wire.frozen import frozen
 
 MAX_PROCESSES: Final = 3
 CPU_S: Final = 2.0
@@ -43,8 +42,6 @@ KILLED: Final = -math.inf
 """Since when a killed process is idle."""
 STEPS_PER_S: Final = 150_000
 """What a run is charged for a second of a process, in values that were looked at."""
-BATCH: Final = 64
-"""Schemas that are compiled in one request."""
 MAX_STOPS: Final = 3
 """Schemas of one list that may exceed their bound. After them, no other of the list is compiled."""
 
@@ -61,21 +58,6 @@ _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
 
 class CheckStopped(Exception):
     """A check did not end within its bounds; the message says which."""
-
-
-class _Ended(Exception):
-    """The process is gone; nothing is known of the request."""
-
-
-@frozen
-class Request:
-    """What a process is asked. `kind` is a row of `checker_program.ANSWERS`."""
-
-    kind: str
-    spec: str
-    """JSON text that is compiled once for as long as it is asked for."""
-    body: bytes = b""
-    answers: int = 1
 
 
 class _Process:
@@ -101,34 +83,35 @@ class _Process:
         self._socket = ours
         self.idle_since: float | None = None
         """None: it has served no request yet. Otherwise it may have ended since."""
-        self.answers: list[Any] = []
-        """Of the latest request, as far as it was answered."""
-        self.cpu_s = 0.0
-        """What that took."""
+        self.cpu_s = CPU_S
+        """What the latest request took; of one without an answer, the most that it may."""
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def ask(self, request: Request) -> None:
-        """Have `answers` to a request; fewer, when the process ended before the others.
+    async def ask(self, kind: str, spec: str, body: bytes) -> Any:
+        """Return the answer to a request.
 
         Raises:
-            _Ended: it answered nothing, and nobody but us or chance ended it.
+            CheckStopped: the process has ended instead.
         """
-        self.answers, self.cpu_s, found = [], 0.0, unpacker()
+        self.cpu_s, found = CPU_S, unpacker()
         try:
-            await self._send(msgpack.packb([request.kind, CPU_S, request.spec, request.body]))
-            while len(self.answers) < request.answers:
+            await self._send(msgpack.packb([kind, CPU_S, spec, body]))
+            while True:
                 found.feed(await self._receive())
                 for self.cpu_s, answer in found:
-                    self.answers.append(answer)
+                    return answer
         except (OSError, EOFError):
-            self._socket.close()
             while not self.has_ended:  # noqa: ASYNC110 - it is about to say by its status why
                 await anyio.sleep(0.001)
-            if not self.answers and self._process.returncode in (0, -signal.SIGKILL):
-                raise _Ended from None
+            raise CheckStopped(self.why_ended) from None
+
+    @property
+    def was_killed(self) -> bool:
+        """Nobody but us or chance has ended it."""
+        return self._process.returncode in (0, -signal.SIGKILL)
 
     @property
     def why_ended(self) -> str:
@@ -316,48 +299,42 @@ def turns() -> Turns:
         return made
 
 
-async def ask(request: Request, work: HostWork | None = None) -> list[Any]:
-    """Return the answers of a checker process to a request. The caller has a turn, and `work` is charged.
+async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
+    """Return the answer of a checker process. The caller has a turn, and `work` is charged.
+
+    `kind`: a row of `checker_program.ANSWERS`. `spec`: JSON text that is compiled once for as long as it is asked for.
 
     Raises:
-        CheckStopped: it did not end within its bounds, or there is no process. Its `args` are the reason and, for a
-            request of several answers, those that were given.
+        CheckStopped: it did not end within its bounds, or there is no process.
 
     Cancellation: the process is killed.
     """
     while True:
-        process, began, is_answered = _take(), time.monotonic(), False
+        process, began = _take(), time.monotonic()
         was_used = process.idle_since is not None
         try:
             with anyio.fail_after(WALL_S):
-                await process.ask(request)
-            is_answered = len(process.answers) == request.answers
-        except _Ended:
-            if was_used:
+                answer = await process.ask(kind, spec, body)
+        except BaseException as exc:
+            _kill(process)
+            if isinstance(exc, CheckStopped) and was_used and process.was_killed:
                 continue  # it ended while nobody used it
-            raise CheckStopped(process.why_ended, []) from None
-        except TimeoutError:
-            _kill(process)
-            raise CheckStopped(f"took more than {WALL_S:g} s", process.answers) from None
-        except BaseException:
-            _kill(process)
+            if isinstance(exc, TimeoutError):
+                raise CheckStopped(f"took more than {WALL_S:g} s") from None
             raise
         finally:
             if work is not None:
-                took_s = process.cpu_s if is_answered else min(time.monotonic() - began, CPU_S)
-                work.used += ELEMENT_WORK * int(STEPS_PER_S * took_s)
-        if not is_answered:
-            raise CheckStopped(process.why_ended, process.answers)
+                work.used += ELEMENT_WORK * int(STEPS_PER_S * min(time.monotonic() - began, process.cpu_s))
         _give_back(process)
-        return process.answers
+        return answer
 
 
-async def ask_in_turn(request: Request, work: HostWork | None = None) -> list[Any]:
+async def ask_in_turn(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
     """Do the same when it is the turn of the run with this work."""
     line = turns()
     await line.enter(work)
     try:
-        return await ask(request, work)
+        return await ask(kind, spec, body, work)
     finally:
         line.leave(work)
 
@@ -399,7 +376,7 @@ async def find_problem(
     if not is_foreign and (check := check_of(schema)).fits_here(value):
         return check.problem(value)
     try:
-        (answer,) = await ask_in_turn(Request("value", json.dumps(schema, default=str), pack(value)), work)
+        answer = await ask_in_turn("value", json.dumps(schema, default=str), pack(value), work)
     except CheckStopped as exc:
         return ValueProblem((), f"cannot be checked against its schema: the check {exc.args[0]}; send less")
     except (TypeError, ValueError, OverflowError) as exc:
@@ -409,17 +386,14 @@ async def find_problem(
 
 async def refused_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each schema of a stranger why it cannot be used; empty when it can."""
-    texts, found, stops = [json.dumps(each) for each in schemas], list[str](), 0
-    while len(found) < len(texts):
-        if stops == MAX_STOPS:
-            said = f"invalid schema: it was not compiled, because {stops} others of the same list took too long"
-            found += [said] * (len(texts) - len(found))
-            break
-        some = texts[len(found) : len(found) + BATCH]
+    found, stops = list[str](), 0
+    for each in schemas:
         try:
-            found += await ask_in_turn(Request("schemas", "", pack(some), len(some)))
+            if stops == MAX_STOPS:
+                said = f"invalid schema: it was not compiled, because {stops} others of the same list took too long"
+            else:
+                said = await ask_in_turn("schema", json.dumps(each))
         except CheckStopped as exc:
-            found += exc.args[1]
-            found.append(f"invalid schema: compiling it {exc.args[0]}; write it more simply")
-            stops += 1
+            said, stops = f"invalid schema: compiling it {exc}; write it more simply", stops + 1
+        found.append(said)
     return found

@@ -108,11 +108,8 @@ class ToolOptions:
             raise UsageError(f"revert is called as revert(args, result), which {brief(self.revert)} does not take")
         for name in ("reads", "sends"):
             object.__setattr__(self, name, labels_of(getattr(self, name), name))
-        for name in _FLAGS:
-            check_kind(name, getattr(self, name), bool)
-        check_kind("label", self.label, str)
-        check_kind("exclusive_group", self.exclusive_group, str, type(None))
-        check_kind("returns", self.returns, Mapping, type(None))
+        for name, kinds in _KINDS.items():
+            check_kind(name, getattr(self, name), *kinds)
         check_seconds("timeout_s", self.timeout_s, optional=True)
         check_count("max_concurrency", self.max_concurrency, 1, optional=True)
         check_count("max_result_bytes", self.max_result_bytes, 0, optional=True)
@@ -126,18 +123,13 @@ class ToolOptions:
         return origin in allowed or (origin is Origin.SUBAGENT and Origin.MODEL in allowed)
 
 
-_FLAGS = (
-    "read_only",
-    "idempotent",
-    "requires_approval",
-    "orchestrates",
-    "is_agent",
-    "blocking",
-    "listed",
-    "validate",
-    "expose_errors",
-    "raw",
-)
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("read_only", "idempotent", "requires_approval", "orchestrates", "is_agent"), (bool,)),
+    **dict.fromkeys(("blocking", "listed", "validate", "expose_errors", "raw"), (bool,)),
+    "label": (str,),
+    "exclusive_group": (str, type(None)),
+    "returns": (Mapping, type(None)),
+}
 
 
 def origins_of(given: Iterable[str], what: str) -> CallableFrom:

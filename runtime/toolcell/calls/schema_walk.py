@@ -23,6 +23,7 @@ from toolcell.calls.compiled_schema import compile_schema, equality_key, is_mult
 from toolcell.calls.options import Coercion, Extras
 from toolcell.calls.schema import OF_RESULTS, closed_properties, is_base64, pointed
 from toolcell.calls.values import (
+    MAX_DEPTH,
     MAX_INTEGER,
     MAX_MESSAGE_CHARS,
     MAX_PROBLEMS,
@@ -30,7 +31,6 @@ from toolcell.calls.values import (
     BadValue,
     Change,
     Copied,
-    Decoder,
     Path,
     ValueProblem,
     count_values,
@@ -66,9 +66,9 @@ Sentence = Callable[[Any, Any], str]
 """Says what is wrong: from what the schema asks for, and the value."""
 Problem = tuple[Path, Sentence, Any, Any]
 """A problem that nobody may ever read: its sentence is made when somebody does."""
-Outcome = tuple[Any, bool, Sequence[Problem]]
-"""A value, whether something in it had to be mended, and what is wrong all the same. It is the value itself where
-nothing was mended or filled in."""
+Outcome = tuple[Any, int, Sequence[Problem]]
+"""A value, how much in it had to be mended, and what is wrong all the same. It is the value itself where nothing was
+mended or filled in."""
 
 
 # What a value has to be, and the sentence for one that is not
@@ -334,7 +334,7 @@ class SchemaParts:
 
     def fits(self, part: Any, value: Any) -> bool:
         """Return whether a value fits a part as it is, as far as this walk can tell."""
-        return not Walk(self, Copied({}, FREE_STEPS), "off", "allow", fill=False).problems(part, value)
+        return not Walk(self, Copied(FREE_STEPS), "off", "allow", fill=False).problems(part, value)
 
     def defaults(self, node: Node) -> tuple[str, ...]:
         """Return the properties that have a default that fits. Many schemas of the world have others, such as null for
@@ -364,31 +364,6 @@ class CheckedArguments:
     problems: Sequence[ValueProblem] = ()
 
 
-class _Found:
-    """What is found out about one value and its members."""
-
-    __slots__ = ("is_mended", "problems")
-
-    def __init__(self) -> None:
-        self.is_mended = False
-        self.problems: list[Problem] = []
-
-    def take(self, outcome: Outcome) -> Any:
-        """Add what was found out about a member; return it mended."""
-        value, is_mended, problems = outcome
-        if is_mended:
-            self.is_mended = True
-        if problems:
-            self.problems += problems[: MAX_PROBLEMS + 1 - len(self.problems)]
-        return value
-
-    def is_full(self) -> bool:
-        return len(self.problems) > MAX_PROBLEMS
-
-    def outcome(self, value: Any) -> Outcome:
-        return value, self.is_mended, self.problems or ()
-
-
 class Walk:
     """One walk. Nothing is changed in place, and past a number of steps that is linear in what was received, values are
     left as they are."""
@@ -406,16 +381,24 @@ class Walk:
         """`fill`: in defaults. `makes_bytes`: of base64 text; else bytes become base64 text where it is asked for."""
         self._schema = schema
         self._copied = copied
-        self._converts = coercion != "off"
-        self._lenient = coercion == "lenient"
+        self._coercion = coercion
         self._extras = extras
         self._fill = fill
         self._makes_bytes = makes_bytes
-        self._decoder = Decoder(copied)
+        self._added = Copied(copied.nodes, copied.chars)
+        """Bounds what is decoded and filled in as the arguments themselves are bounded."""
+        self._decoded: dict[tuple[int, Path], tuple[str, Any]] = {}
+        """What texts say as JSON, with the texts: while they are held, no others get their ids."""
+        self._decoded_chars = 0
         self._steps = 0
         self._inside = 0
         """Parts above that share the value with others: there, nobody knows which properties are extras."""
-        self._unions = 0
+        self._attempts = 0
+        """Those of them that may turn out not to be meant."""
+        self._mended = 0
+        """Values that had to be mended in this attempt."""
+        self._problems: list[Problem] = []
+        """What is wrong in this attempt."""
         self.unknown: list[ValueProblem] = []
         """Properties that the schema does not name, where it is silent about others: the first of them."""
         self._unknown_count = 0
@@ -431,12 +414,12 @@ class Walk:
     @property
     def steps(self) -> int:
         """Values that were looked at, those that text was decoded to included."""
-        return self._steps + self._decoder.nodes + self._decoder.chars // CHARS_PER_STEP
+        return self._steps + self._added.nodes + self._decoded_chars // CHARS_PER_STEP
 
     @property
     def is_exhausted(self) -> bool:
         """True when some values were not looked at."""
-        return self._steps > min(FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes, MAX_STEPS)
+        return self._steps > min(FREE_STEPS + STEPS_PER_NODE * self._added.nodes, MAX_STEPS)
 
     @property
     def no_reason(self) -> ValueProblem:
@@ -451,7 +434,7 @@ class Walk:
             BadValue: text that had to be decoded holds something that no argument can be.
         """
         args = self._copied.args
-        mended, _, problems = self._value(self._schema.root, args, ())
+        mended = self._value(self._schema.root, args, ())
         changes = self._changes(args, mended, ())
         noted = [
             Change(path_text(path), before, after) for path, before, after in itertools.islice(changes, MAX_CHANGES)
@@ -462,7 +445,7 @@ class Walk:
             warnings.append(f"{self._unknown_count - MAX_WARNINGS} more unknown properties were dropped")
         if more_changes:
             warnings.append(f"{more_changes} more values were mended")
-        return CheckedArguments(mended, tuple(noted), tuple(warnings), self.steps, [*map(_described, problems)])
+        return CheckedArguments(mended, tuple(noted), tuple(warnings), self.steps, self._described())
 
     def _changes(self, before: Any, after: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
         """Compare what was received with what became of it. Defaults, dropped properties and bytes are no changes."""
@@ -482,134 +465,167 @@ class Walk:
 
     def problems(self, part: Any, value: Any) -> list[ValueProblem]:
         """Return what is wrong with a value: at most `MAX_PROBLEMS`, and one more when there are more."""
-        return [*map(_described, self._value(part, value, ())[2])]
+        self._value(part, value, ())
+        return self._described()
 
-    def _value(self, part: Any, value: Any, path: Path, depth: int = 0) -> Outcome:
-        """Walk through a value; `depth` counts the parts above that speak about the same value."""
+    def _described(self) -> list[ValueProblem]:
+        return [*map(_described, self._problems)]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._problems) > MAX_PROBLEMS
+
+    def _refuse(self, path: Path, sentence: Sentence, asked: Any = None, value: Any = None) -> None:
+        self._problems.append((path, sentence, asked, value))
+
+    def _value(self, part: Any, value: Any, path: Path, depth: int = 0) -> Any:
+        """Return a value mended; `depth` counts the parts above that speak about the same value."""
         self._steps += 1
         if part is True or type(value) in TABLES:
-            return value, False, ()
+            return value
         if not isinstance(part, dict):
-            return value, False, ((path, _nothing_fits, None, None),)
+            self._refuse(path, _nothing_fits)
+            return value
         node = self._schema.node(part)
         if type(value) in node.plain:
-            return value, False, ()
+            return value
         if node.is_leaf and type(value) is not dict and type(value) is not list and (node.is_scalar or value is None):
             return self._checked(node, value, path, depth)
         key = (id(node) << 64 | id(value)) << 1 | (self._inside > 0)  # a tuple would take three times the memory
-        if depth > MAX_REFERENCES or key in self._active or self.is_exhausted:
-            return value, False, ()
+        if depth > MAX_REFERENCES or key in self._active or self.is_exhausted or self._is_full:
+            return value
         if (known := self._outcomes.get(key)) is not None:
-            if type(known) is not tuple:
-                return value, False, ()
-            return (known[0], known[1], ()) if len(known) > 1 else (value, False, ((path, _unfit, None, None),))
+            made, mended, *_ = known if type(known) is tuple else (value, 0)
+            self._mended += mended or 0
+            if mended is None:
+                self._refuse(path, _unfit)
+            return made
+        mended, problems = self._mended, len(self._problems)
         self._active.add(key)
         try:
-            outcome = self._checked(node, value, path, depth)
+            made = self._checked(node, value, path, depth)
         finally:
             self._active.discard(key)
         if self._inside and isinstance(value, dict | list):  # elsewhere nobody asks again
-            made, is_mended, problems = outcome
-            is_same = made is value and not is_mended
-            self._outcomes[key] = (value,) if problems else value if is_same else (made, is_mended, value)
-        return outcome
+            mended = None if len(self._problems) > problems else self._mended - mended
+            self._outcomes[key] = value if made is value and mended == 0 else (made, mended, value)
+        return made
 
-    def _typed(self, node: Node, value: Any, path: Path, found: _Found) -> Any:
-        """Return a value as the type that is asked for, where it can be made. A problem is the only one."""
+    def _attempt(self, part: Any, value: Any, path: Path, depth: int = 0) -> Outcome | None:
+        """Return the outcome of a value that may not be meant to be of this type. None: nothing of the type can be."""
+        above = self._inside, self._attempts, self._mended, self._problems
+        self._inside, self._attempts, self._mended, self._problems = above[0] + 1, above[1] + 1, 0, []
+        try:
+            return self._value(part, value, path, depth), self._mended, self._problems
+        except BadValue:
+            return None
+        finally:
+            self._inside, self._attempts, self._mended, self._problems = above
+
+    def _fits(self, part: Any, value: Any, path: Path, depth: int = 0) -> bool:
+        """Return whether a value fits as it is."""
+        return (outcome := self._attempt(part, value, path, depth)) is not None and not (outcome[1] or outcome[2])
+
+    def _typed(self, node: Node, value: Any, path: Path) -> Any:
+        """Return a value as the type that is asked for; `MISSING` and the only problem where it cannot be made."""
         if type(value) is bytes:
-            return self._blob(node, value, path, found)
+            return self._blob(node, value, path)
         kinds = node.kinds
         if not kinds or any(MATCHES[kind](value) for kind in kinds if kind in MATCHES):
             return value
         is_whole = "integer" in kinds and isinstance(value, float) and value.is_integer()
-        for kind in kinds if self._converts else ():
+        for kind in kinds if self._coercion != "off" else ():
             converted = self._converted(kind, value, path)
             if converted is not MISSING:
-                found.is_mended = True
+                self._mended += 1
                 return converted
-        if not is_whole:
-            found.problems.append((path, _wrong_type, kinds, value))
-        elif self._converts:
+        if is_whole and self._coercion == "off":
+            return value
+        if is_whole:
             raise BadValue(ValueProblem(path, "must be an integer of at most 64 bits"))
-        return value
+        self._refuse(path, _wrong_type, kinds, value)
+        return MISSING
 
-    def _blob(self, node: Node, value: bytes, path: Path, found: _Found) -> Any:
+    def _blob(self, node: Node, value: bytes, path: Path) -> Any:
         if node.is_base64:
             return value if self._makes_bytes else base64.b64encode(value).decode("ascii")
         is_text = node.says_text and node.part.get("format") != "binary"
         if is_text or (node.kinds and "string" not in node.kinds):
-            found.problems.append((path, _bytes, "text" if is_text else "something else", None))
+            self._refuse(path, _bytes, "text" if is_text else "something else")
+            return MISSING
         return value
 
     def _converted(self, kind: str, value: Any, path: Path) -> Any:
         if kind in CONVERSIONS:
-            return CONVERSIONS[kind](value, self._lenient)
+            return CONVERSIONS[kind](value, self._coercion == "lenient")
         if kind not in DECODED or not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
             return MISSING
-        try:
-            decoded = self._decoder.decode(value, path)
-        except BadValue:
-            raise
-        except ValueError:
-            return MISSING
+        key = id(value), path
+        if key not in self._decoded:
+            self._decoded_chars += len(value)
+            try:
+                said = json.loads(value)
+            except RecursionError:
+                raise BadValue(ValueProblem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
+            except ValueError:
+                return MISSING
+            self._decoded[key] = value, self._added.copy(said, path)
+        decoded = self._decoded[key][1]
         return decoded if isinstance(decoded, DECODED[kind]) else MISSING
 
-    def _checked(self, node: Node, value: Any, path: Path, depth: int) -> Outcome:
-        found = _Found()
-        value = self._typed(node, value, path, found)
-        if found.problems:
-            return found.outcome(value)
+    def _checked(self, node: Node, value: Any, path: Path, depth: int) -> Any:
+        if (made := self._typed(node, value, path)) is MISSING:
+            return value
+        value = made
         self._inside += 1
         for keyword, branches in node.unions:
-            value = found.take(self._union(keyword, branches, value, path, depth))
+            value = self._union(keyword, branches, value, path, depth)
         for part in node.same:
-            value = found.take(self._value(part, value, path, depth + 1))
+            value = self._value(part, value, path, depth + 1)
         self._inside -= 1
         if isinstance(value, dict):
-            value = self._members(node, value, path, found)
+            value = self._members(node, value, path)
         elif isinstance(value, list):
-            value = self._items(node, value, path, found)
-        if not found.is_full():
+            value = self._items(node, value, path)
+        if not self._is_full:
             for fits, sentence, asked in node.checks.get(type(value), ()):
                 if not fits(value):
-                    found.problems.append((path, sentence, asked, value))
+                    self._refuse(path, sentence, asked, value)
             self._inside += 1
             for keyword, part in node.conditions.items():
-                value = self._condition(keyword, part, node, value, path, depth + 1, found)
+                value = self._condition(keyword, part, node, value, path, depth + 1)
             self._inside -= 1
         if self._makes_bytes and node.is_base64 and type(value) is str:
             try:
                 digits = value.translate(_URL_SAFE)
                 value = base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
             except (binascii.Error, ValueError) as exc:
-                found.problems.append((path, _not_base64, exc, None))
-        return found.outcome(value)
+                self._refuse(path, _not_base64, exc)
+        return value
 
-    def _union(self, keyword: str, branches: Sequence[Any], value: Any, path: Path, depth: int) -> Outcome:
+    def _union(self, keyword: str, branches: Sequence[Any], value: Any, path: Path, depth: int) -> Any:
         """The first branch that fits as it is, else the first that fits when it is mended."""
-        above, outcomes = (self._inside, self._unions), dict[int, Outcome]()
-        order = sorted(range(len(branches)), key=lambda at: not self._may_fit(branches[at], value))
+        outcomes = dict[int, Outcome]()
         fitting: list[int] = []
-        for at in order:
-            self._unions += 1
-            try:
-                _, is_mended, problems = outcomes[at] = self._value(branches[at], value, path, depth + 1)
-            except BadValue:
+        for at in sorted(range(len(branches)), key=lambda at: not self._may_fit(branches[at], value)):
+            if (outcome := self._attempt(branches[at], value, path, depth + 1)) is None:
                 continue
-            finally:
-                self._inside, self._unions = above
-            if not is_mended and not problems:
+            outcomes[at] = outcome
+            if not outcome[1] and not outcome[2]:
                 fitting.append(at)
                 if keyword == "anyOf":
                     break
         if len(fitting) > 1:
-            return value, False, ((path, _forms_too_many, len(fitting), None),)
-        if mended := fitting or [at for at in sorted(outcomes) if not outcomes[at][2]]:
-            return outcomes[mended[0]]
-        if self._unions:
-            return value, False, ((path, _no_form, None, None),)
-        shown = [[*outcomes[at][2][:BRANCH_PROBLEMS]] for at in sorted(outcomes)[:MAX_BRANCHES]]
-        return value, False, ((path, _forms, (shown, len(branches), len(path)), None),)
+            self._refuse(path, _forms_too_many, len(fitting))
+        elif chosen := fitting or [at for at in sorted(outcomes) if not outcomes[at][2]]:
+            value, mended, _ = outcomes[chosen[0]]
+            self._mended += mended
+        elif self._attempts:
+            self._refuse(path, _no_form)
+        else:
+            shown = [[*outcomes[at][2][:BRANCH_PROBLEMS]] for at in sorted(outcomes)[:MAX_BRANCHES]]
+            self._refuse(path, _forms, (shown, len(branches), len(path)))
+        return value
 
     def _may_fit(self, branch: Any, value: Any) -> bool:
         """Return whether a branch is about values of this type, before any is made of text."""
@@ -618,13 +634,13 @@ class Walk:
         kinds = self._schema.node(branch).kinds
         return not kinds or type(value) is bytes or any(MATCHES[kind](value) for kind in kinds if kind in MATCHES)
 
-    def _members(self, node: Node, members: dict[str, Any], path: Path, found: _Found) -> dict[str, Any]:
+    def _members(self, node: Node, members: dict[str, Any], path: Path) -> dict[str, Any]:
         closed = None if self._inside or self._extras == "allow" else node.closed
         defaults = self._schema.defaults(node) if self._fill and node.properties else ()
-        given = self._by_names_of_arguments(node.part, members, found) if OF_RESULTS in node.part else members
+        given = self._by_names_of_arguments(node.part, members) if OF_RESULTS in node.part else members
         for name in node.required:
-            if name not in given and name not in defaults and not found.is_full():
-                found.problems.append((path, _missing, name, None))
+            if name not in given and name not in defaults and not self._is_full:
+                self._refuse(path, _missing, name)
         mended: dict[str, Any] = {}
         for name, member in given.items():
             if closed is not None and name not in closed:
@@ -633,32 +649,31 @@ class Walk:
                 continue
             parts = [node.properties[name]] if name in node.properties else []
             if member is None and name not in node.needed and parts and self._means_omitted(parts[0]):
-                found.is_mended = True
+                self._mended += 1
                 continue
-            if node.patterns:
-                parts += [below for matches, below in node.patterns if matches(name)]
-            elif parts and parts[0] is True:
-                mended[name] = member
-                continue
+            parts += [below for matches, below in node.patterns if matches(name)]
             if not parts and node.extra is False:
-                found.problems.append((path, _unknown, [*node.properties], name))
+                self._refuse(path, _unknown, [*node.properties], name)
             for below in parts or (() if isinstance(node.extra, bool) else (node.extra,)):
-                member = found.take(self._value(below, member, (*path, name)))
-            if found.is_full():
+                member = self._value(below, member, (*path, name))
+            if self._is_full:
                 return members
             mended[name] = member
         for name in defaults:
             if name not in mended:
-                mended[name] = self._decoder.copy(node.properties[name]["default"], (*path, name))
+                default = node.properties[name]["default"]
+                is_container = isinstance(default, dict | list)
+                mended[name] = self._added.copy(default, (*path, name)) if is_container else default
         return _unless_same(members, mended)
 
-    def _by_names_of_arguments(self, part: Part, members: dict[str, Any], found: _Found) -> dict[str, Any]:
+    def _by_names_of_arguments(self, part: Part, members: dict[str, Any]) -> dict[str, Any]:
         """Take out what only results of the type have; what has another name there gets its own."""
         others, given = part[OF_RESULTS], dict(members)
         for other in others if isinstance(others, list) else ():
             match other:
                 case [str(of_result), name] if of_result in given:
-                    value, found.is_mended = given.pop(of_result), True
+                    value = given.pop(of_result)
+                    self._mended += 1
                     if isinstance(name, str):
                         given.setdefault(name, value)
         return given
@@ -671,56 +686,42 @@ class Walk:
 
     def _means_omitted(self, part: Any) -> bool:
         """Null for an optional property that cannot be null stands for leaving it out."""
-        return self._converts and not self._lenient and isinstance(part, Mapping) and not self._fits(part, None, (), 0)
+        return self._coercion == "safe" and isinstance(part, Mapping) and not self._fits(part, None, ())
 
-    def _items(self, node: Node, items: list[Any], path: Path, found: _Found) -> list[Any]:
+    def _items(self, node: Node, items: list[Any], path: Path) -> list[Any]:
         if node.each is True and not node.first:
             return items
         mended: list[Any] = []
         for index, item in enumerate(items):
             below = node.first[index] if index < len(node.first) else node.each
-            mended.append(found.take(self._value(below, item, (*path, index))))
-            if found.is_full():
+            mended.append(self._value(below, item, (*path, index)))
+            if self._is_full:
                 return items
         return _unless_same(items, mended)
 
-    def _condition(
-        self, keyword: str, asked: Any, node: Node, value: Any, path: Path, depth: int, found: _Found
-    ) -> Any:
+    def _condition(self, keyword: str, asked: Any, node: Node, value: Any, path: Path, depth: int) -> Any:
         """Rules that hold a schema, or that depend on what the value is."""
         match keyword, value:
             case "if", _:
                 chosen = node.part.get("then" if self._fits(asked, value, path, depth) else "else", True)
-                return found.take(self._value(chosen, value, path, depth))
+                return self._value(chosen, value, path, depth)
             case "not", _ if self._fits(asked, value, path, depth):
-                found.problems.append((path, _unlike, {"not": asked}, value))
+                self._refuse(path, _unlike, {"not": asked}, value)
             case "contains", list():
-                count = sum(self._fits(asked, item, (*path, at), 0) for at, item in enumerate(value))
+                count = sum(self._fits(asked, item, (*path, at)) for at, item in enumerate(value))
                 if not node.part.get("minContains", 1) <= count <= node.part.get("maxContains", count):
-                    found.problems.append((path, _unlike, {"contains": asked}, value))
+                    self._refuse(path, _unlike, {"contains": asked}, value)
             case "propertyNames", dict():
                 for name in value:
-                    if not found.is_full() and (problems := self._value(asked, name, ())[2]):
-                        found.problems.append((path, _misnamed, problems[0], name))
+                    if not self._is_full and (outcome := self._attempt(asked, name, ())) and outcome[2]:
+                        self._refuse(path, _misnamed, outcome[2][0], name)
             case "dependentSchemas" | "dependentRequired" | "dependencies", dict():
                 for name, below in asked.items():
                     if name in value and isinstance(below, list):
-                        found.problems += [(path, _missing, each, None) for each in below if each not in value]
+                        self._problems += [(path, _missing, each, None) for each in below if each not in value]
                     elif name in value:
-                        value = found.take(self._value(below, value, path, depth))
+                        value = self._value(below, value, path, depth)
         return value
-
-    def _fits(self, part: Any, value: Any, path: Path, depth: int) -> bool:
-        """Return whether a value fits as it is."""
-        above = self._inside, self._unions
-        self._inside, self._unions = self._inside + 1, self._unions + 1
-        try:
-            _, is_mended, problems = self._value(part, value, path, depth)
-        except BadValue:
-            return False
-        finally:
-            self._inside, self._unions = above
-        return not is_mended and not problems
 
 
 def _described(problem: Problem) -> ValueProblem:
@@ -776,7 +777,7 @@ class ValueCheck:
                 return None
         except (ValueError, RecursionError, OverflowError) as exc:
             return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
-        walk = Walk(self._parts, Copied({}, count_values(value, MAX_STEPS)), "off", "allow", fill=False)
+        walk = Walk(self._parts, Copied(count_values(value, MAX_STEPS)), "off", "allow", fill=False)
         return next(iter(walk.problems(self._parts.root, value)), None) or walk.no_reason
 
 

@@ -90,18 +90,27 @@ def path_text(path: Path) -> str:
     return text or "root"
 
 
-class _Copier:
-    """One copy in progress; counts what it has seen."""
+class Copied:
+    """A private copy of arguments, and what was seen while copying them. What is added to them later counts too."""
 
-    __slots__ = ("chars", "has_bytes", "has_whole_floats", "nodes", "tables", "tables_at")
+    __slots__ = ("args", "chars", "has_bytes", "has_whole_floats", "nodes", "tables", "tables_at")
 
     def __init__(self, nodes: int = 0, chars: int = 0, tables: Collection[str] | None = (), tables_at: int = 1) -> None:
         self.tables, self.tables_at = tables, tables_at
         """Which members, and how far down, may be arrays and tables. Any other is plain data. None: all there."""
-        self.chars = chars
+        self.args: dict[str, Any] = {}
         self.nodes = nodes
+        """Values, containers included."""
+        self.chars = chars
+        """Characters in all strings."""
         self.has_whole_floats = False
+        """A float without a fraction is in there, which an integer field must mend."""
         self.has_bytes = False
+
+    @property
+    def has_containers(self) -> bool:
+        """True when a member is a list or an object."""
+        return self.nodes > 1 + len(self.args)
 
     def copy(self, value: Any, path: tuple[str | int, ...]) -> Any:
         """Return the value again, as plain JSON data; raise `BadValue` with the path of what is none."""
@@ -195,25 +204,6 @@ def _as_plain(value: Any, path: Path) -> Any:
         ) from exc
 
 
-@frozen
-class Copied:
-    """A private copy of arguments, and what was seen while copying them."""
-
-    args: dict[str, Any]
-    nodes: int
-    """Values in it, containers included."""
-    chars: int = 0
-    """Characters in all its strings."""
-    has_whole_floats: bool = False
-    """A float without a fraction is in there, which an integer field must mend."""
-    has_bytes: bool = False
-
-    @property
-    def has_containers(self) -> bool:
-        """True when a member is a list or an object."""
-        return self.nodes > 1 + len(self.args)
-
-
 def copy_arguments(args: Mapping[str, Any], tables: Collection[str] | None = (), *, tables_at: int = 1) -> Copied:
     """Copy `args`. `tables`: names of those that may be arrays and tables, which are not copied. None: any.
 
@@ -222,60 +212,20 @@ def copy_arguments(args: Mapping[str, Any], tables: Collection[str] | None = (),
     Raises:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
-    copier = _Copier(tables=tables, tables_at=tables_at)
+    copied = Copied(tables=tables, tables_at=tables_at)
     try:
-        copy: dict[str, Any] = copier.copy(args, ())
+        copied.args = copied.copy(args, ())
     except BadValue as exc:
-        exc.steps = copier.nodes
+        exc.steps = copied.nodes
         raise
     except (Exception, SystemExit) as exc:  # the value's own code failed
         raise BadValue(ValueProblem((), f"cannot be read ({type(exc).__name__})")) from exc
-    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.has_bytes)
+    return copied
 
 
 def with_text_for_bytes(value: Any) -> Any:
     """Return data with base64 text in place of bytes, as JSON has it."""
     return with_leaves(value, lambda leaf: base64.b64encode(leaf).decode("ascii") if type(leaf) is bytes else leaf)
-
-
-class Decoder:
-    """Decodes JSON in strings of one set of arguments, under the bounds that hold for the arguments themselves."""
-
-    def __init__(self, copied: Copied) -> None:
-        self._copier = _Copier(copied.nodes, copied.chars)
-        self._decoded: dict[tuple[int, Path], tuple[str, Any]] = {}
-        self.chars = 0
-        """Characters that were read as JSON."""
-
-    @property
-    def nodes(self) -> int:
-        """Values in the arguments and in everything that was decoded."""
-        return self._copier.nodes
-
-    def decode(self, text: str, path: Path) -> Any:
-        """What `text` says as JSON.
-
-        Raises:
-            ValueError: it is not JSON.
-            BadValue: it says something that arguments cannot be; `path` is where.
-        """
-        key = (id(text), path)
-        if key not in self._decoded:
-            self.chars += len(text)
-            try:
-                said = json.loads(text)
-            except RecursionError:
-                raise BadValue(ValueProblem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
-            self._decoded[key] = (text, self._copier.copy(said, path))
-        return self._decoded[key][1]
-
-    def copy(self, value: Any, path: Path) -> Any:
-        """Return a default, which counts like what was sent.
-
-        Raises:
-            BadValue: with it, there is more than arguments can hold; `path` is where.
-        """
-        return self._copier.copy(value, path) if isinstance(value, dict | list) else value
 
 
 def plain_value(value: Any) -> Any:
