@@ -244,7 +244,7 @@ def test_a_repetition_that_is_all_of_a_pattern_is_counted_and_not_written_out(ki
 
 @each_row("pattern", ["^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$"])
 def test_no_other_repetition_is_taken_for_one_of_those(pattern: str) -> None:
-    assert counted(pattern).pattern == pattern
+    assert counted(pattern)[0] == pattern
 
 
 @each_row("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])

@@ -218,18 +218,11 @@ def _take() -> _Process:
     return _Process()
 
 
-def _give_back(process: _Process) -> None:
+def _give_back(process: _Process, *, is_usable: bool) -> None:
     process.idle_since = time.monotonic()
     with _lock:
-        if sum(each.idle_since != KILLED for each in _kept) >= MAX_PROCESSES:
+        if not is_usable or sum(each.idle_since != KILLED for each in _kept) >= MAX_PROCESSES:
             process.kill()
-        _kept.append(process)
-        _end_later()
-
-
-def _kill(process: _Process) -> None:
-    process.kill()
-    with _lock:
         _kept.append(process)
         _end_later()
 
@@ -316,7 +309,7 @@ async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = N
             with anyio.fail_after(WALL_S):
                 answer = await process.ask(kind, spec, body)
         except BaseException as exc:
-            _kill(process)
+            _give_back(process, is_usable=False)
             if isinstance(exc, CheckStopped) and was_used and process.was_killed:
                 continue  # it ended while nobody used it
             if isinstance(exc, TimeoutError):
@@ -325,7 +318,7 @@ async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = N
         finally:
             if work is not None:
                 work.used += ELEMENT_WORK * int(STEPS_PER_S * min(time.monotonic() - began, process.cpu_s))
-        _give_back(process)
+        _give_back(process, is_usable=True)
         return answer
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from toolcell.calls.schema import dicts_in
 from toolcell.calls.values import LARGE_ELEMENTS, with_leaves
 from toolcell.errors import RegistrationError
-from toolcell_bridge.wire.frozen import frozen
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
@@ -163,23 +162,17 @@ _COUNTED = re.compile(rf"\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{(\d{{1,
 """So many characters of one kind, and nothing else. The engines write the repetition out."""
 
 
-@frozen
-class Counted:
-    """A pattern as it is compiled, and how many characters the texts have that it may match."""
+def counted(pattern: str) -> tuple[str, int, int]:
+    """Return a pattern whose repetition is counted instead of written out, where it is all that the pattern has.
 
-    pattern: str
-    least: int = 0
-    most: int = MAX_CHARS
-
-
-def counted(pattern: str) -> Counted:
-    """Return a pattern whose repetition is counted instead of written out, where it is all that the pattern has."""
-    found = _COUNTED.fullmatch(pattern)
-    if found is None:
-        return Counted(pattern)
-    least = int(found[2])
-    most = least if not found[3] else int(found[4]) if found[4] else MAX_CHARS
-    return Counted(f"^{found[1]}*$", least, most) if least <= most <= MAX_CHARS else Counted(pattern)
+    Shape: (the pattern as it is compiled, the least and the most characters of the texts that it may match).
+    """
+    if (found := _COUNTED.fullmatch(pattern)) is not None:
+        least = int(found[2])
+        most = least if not found[3] else int(found[4]) if found[4] else MAX_CHARS
+        if least <= most <= MAX_CHARS:
+            return f"^{found[1]}*$", least, most
+    return pattern, 0, MAX_CHARS
 
 
 def large_from(schema: Any) -> int:
@@ -218,10 +211,10 @@ def counted_repetitions(schema: Any) -> Any:
             made[key] = {name: counted_repetitions(part) for name, part in each.items()}
         elif key not in _VALUES and isinstance(each, dict | list):
             made[key] = counted_repetitions(each)
-    if not isinstance(pattern := schema.get("pattern"), str) or (how := counted(pattern)).pattern == pattern:
+    if not isinstance(pattern := schema.get("pattern"), str) or (how := counted(pattern))[0] == pattern:
         return made
     given, least = made.get("maxLength", MAX_CHARS), made.get("minLength", 0)
-    made["pattern"] = how.pattern
+    made["pattern"] = how[0]
     if isinstance(given, int | float) and isinstance(least, int | float):
-        made |= {"maxLength": min(given, how.most), "minLength": max(least, how.least)}
+        made |= {"maxLength": min(given, how[2]), "minLength": max(least, how[1])}
     return made

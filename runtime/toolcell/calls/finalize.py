@@ -98,20 +98,25 @@ def _well_formed(result: ToolResult) -> ToolResult:
     """Return a tool's own result with its value as plain data, or a failure that says where it is none."""
     if not result.has_value:
         return result
+    value = _plain(result.value)
+    if type(value) is ToolResult:
+        return value
+    return result if value is result.value else dataclasses.replace(result, value=value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain data, or a failure that says where it is none."""
     try:
-        value = plain_value(result.value)
+        return plain_value(value)
     except ValueError as exc:
         return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
-    return result if value is result.value else dataclasses.replace(result, value=value)
 
 
 def _structured(value: Any) -> ToolResult:
     """Return any other value by the table that scripts send by: what a script may return, a tool may return."""
-    try:
-        plain = plain_value(value)
-    except ValueError as exc:
-        return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
-    match plain:
+    match plain := _plain(value):
+        case ToolResult():
+            return plain
         case str():
             return of_text(plain)
         case bytes():

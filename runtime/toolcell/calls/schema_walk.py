@@ -33,6 +33,7 @@ from toolcell.calls.values import (
     Copied,
     Path,
     ValueProblem,
+    bounded_json,
     count_values,
     is_large,
     path_text,
@@ -76,13 +77,7 @@ mended or filled in."""
 
 def _listed(options: Iterable[Any]) -> str:
     """Return options until the message is full: a schema may have thousands."""
-    listed, left = list[str](), MAX_MESSAGE_CHARS
-    for option in options:
-        listed.append(quoted(option))
-        left -= len(listed[-1])
-        if left < 0:
-            break
-    return ", ".join(listed)
+    return bounded_json([*options], MAX_MESSAGE_CHARS, "...")[1:].removesuffix("]")
 
 
 def _not_among(asked: Sequence[Any], value: Any) -> str:
