@@ -517,10 +517,6 @@ class Walk:
         finally:
             self._inside, self._attempts, self._mended, self._problems = above
 
-    def _fits(self, part: Any, value: Any, path: Path, depth: int = 0) -> bool:
-        """Return whether a value fits as it is."""
-        return (outcome := self._attempt(part, value, path, depth)) is not None and not (outcome[1] or outcome[2])
-
     def _typed(self, node: Node, value: Any, path: Path) -> Any:
         """Return a value as the type that is asked for; `MISSING` and the only problem where it cannot be made."""
         if type(value) is bytes:
@@ -602,11 +598,16 @@ class Walk:
         """The first branch that fits as it is, else the first that fits when it is mended."""
         outcomes = dict[int, Outcome]()
         fitting: list[int] = []
+        above = self._inside, self._attempts, self._mended, self._problems
         for at in sorted(range(len(branches)), key=lambda at: not self._may_fit(branches[at], value)):
-            if (outcome := self._attempt(branches[at], value, path, depth + 1)) is None:
+            self._attempts, self._mended, self._problems = above[1] + 1, 0, []  # an attempt, one frame less deep
+            try:
+                outcomes[at] = self._value(branches[at], value, path, depth + 1), self._mended, self._problems
+            except BadValue:
                 continue
-            outcomes[at] = outcome
-            if not outcome[1] and not outcome[2]:
+            finally:
+                self._inside, self._attempts, self._mended, self._problems = above
+            if _fits(outcomes[at]):
                 fitting.append(at)
                 if keyword == "anyOf":
                     break
@@ -681,7 +682,7 @@ class Walk:
 
     def _means_omitted(self, part: Any) -> bool:
         """Null for an optional property that cannot be null stands for leaving it out."""
-        return self._coercion == "safe" and isinstance(part, Mapping) and not self._fits(part, None, ())
+        return self._coercion == "safe" and isinstance(part, Mapping) and not _fits(self._attempt(part, None, ()))
 
     def _items(self, node: Node, items: list[Any], path: Path) -> list[Any]:
         if node.each is True and not node.first:
@@ -698,12 +699,12 @@ class Walk:
         """Rules that hold a schema, or that depend on what the value is."""
         match keyword, value:
             case "if", _:
-                chosen = node.part.get("then" if self._fits(asked, value, path, depth) else "else", True)
+                chosen = node.part.get("then" if _fits(self._attempt(asked, value, path, depth)) else "else", True)
                 return self._value(chosen, value, path, depth)
-            case "not", _ if self._fits(asked, value, path, depth):
+            case "not", _ if _fits(self._attempt(asked, value, path, depth)):
                 self._refuse(path, _unlike, {"not": asked}, value)
             case "contains", list():
-                count = sum(self._fits(asked, item, (*path, at)) for at, item in enumerate(value))
+                count = sum(_fits(self._attempt(asked, item, (*path, at))) for at, item in enumerate(value))
                 if not node.part.get("minContains", 1) <= count <= node.part.get("maxContains", count):
                     self._refuse(path, _unlike, {"contains": asked}, value)
             case "propertyNames", dict():
@@ -717,6 +718,11 @@ class Walk:
                     elif name in value:
                         value = self._value(below, value, path, depth)
         return value
+
+
+def _fits(outcome: Outcome | None) -> bool:
+    """Return whether a value fits as it is."""
+    return outcome is not None and not outcome[1] and not outcome[2]
 
 
 def _described(problem: Problem) -> ValueProblem:
