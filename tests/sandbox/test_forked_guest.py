@@ -29,7 +29,8 @@ def run():
     rehearse()
     open(sys.argv[3], "a").write("rehearsed ")
 guest._rehearsal.run = run
-guest.serve({}, sys.argv[4])
+guest.pack_hello({})
+guest.serve(sys.argv[4])
 """
 
 

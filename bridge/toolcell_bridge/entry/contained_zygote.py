@@ -303,7 +303,8 @@ class ContainedZygote:
         """Send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         # The container's passwd cannot be read, so getpass.getuser() needs a name.
         os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
-        self._guest.serve(layers, workspace)
+        self._guest.pack_hello(layers)
+        self._guest.serve(workspace)
 
     def _handle_report(self, child: SupervisedGuest, flags: int = 0) -> None:
         try:

@@ -248,6 +248,7 @@ class Zygote:
         else:
             set_environment(settings["environment"])
             guest = ForkedGuest(self._bridge, settings["frame_bytes"])
+            guest.pack_hello(self._isolation.layers)
             guest.warm_up()
             self._copied = b""  # which were the pages of another guest
         limits = RlimitPlan(**settings["rlimits"])
@@ -290,7 +291,7 @@ class Zygote:
             null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             os.dup2(null, 0)
             self._isolation.apply(plan, self._proc, BRIDGE + 1)
-            guest.serve(self._isolation.layers, is_copied=is_copied)
+            guest.serve(is_copied=is_copied)
         except BaseException as exc:
             os.write(2, f"{type(exc).__name__}: {exc}".encode())
         finally:
