@@ -13,13 +13,15 @@ import os
 import struct
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain
 
 from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.isolation.syscalls import syscall
 
 MADV_POPULATE_WRITE = 23
+
+RANGE = struct.Struct("NN")
+"""The kernel's `iovec`: address and size."""
 
 IS_COPIED = 1 << 63 | 1 << 56
 """Bits of the kernel's entry for a page that is there, and that no other process shares. An entry has 8 bytes.
@@ -52,7 +54,7 @@ def find_copied(work: Callable[[], object], proc: int) -> bytes:
         os.waitpid(pid, 0)
         found = zip(chain(*areas), array("Q", shared[:]), strict=True)
     copied = [page for page, entry in found if entry & IS_COPIED == IS_COPIED]
-    return b"".join(struct.pack("NN", page, mmap.PAGESIZE) for page in copied[:MOST_PAGES])
+    return b"".join(RANGE.pack(page, mmap.PAGESIZE) for page in copied[:MOST_PAGES])
 
 
 def copy(pages: bytes) -> int:
@@ -60,7 +62,8 @@ def copy(pages: bytes) -> int:
 
     A descriptor is left, for the isolation to close.
     """
-    with suppress(OSError):
-        count, this = len(pages) // struct.calcsize("NN"), os.pidfd_open(os.getpid())
-        return syscall("process_madvise", this, pages, count, MADV_POPULATE_WRITE, 0)
-    return 0
+    try:
+        this = os.pidfd_open(os.getpid())
+        return syscall("process_madvise", this, pages, len(pages) // RANGE.size, MADV_POPULATE_WRITE, 0)
+    except OSError:
+        return 0

@@ -31,7 +31,9 @@ from toolcell_bridge.wire.messages import (
     ToolReturn,
 )
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+"""Less than malloc takes from the kernel anew each time: 128 KiB."""
+
 SPIN_S = 150e-6
 MISSES = 4
 """After so many polls in vain most waits sleep at once. One in so many still polls: answers may be quick again."""
