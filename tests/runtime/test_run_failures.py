@@ -17,6 +17,7 @@ from toolcell.run.connection import GuestConnection
 from toolcell.run.options import Callbacks
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
 from toolcell.sandbox.backend import LimitExceeded, Sample
+from toolcell.support import event_loop
 from toolcell.support.event_loop import SLICE_S, TimeSlice
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
@@ -183,6 +184,22 @@ async def test_a_run_that_is_cancelled_while_it_gives_way_makes_no_further_call(
         result = await runtime.execute_code("", cancel=cancel, on_log=take)
 
     assert (result.outcome, result.calls, seen) == (Outcome.CANCELLED, (), [])
+
+
+async def test_a_run_after_a_quiet_time_gives_no_turn_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "SLICE_S", 60.0)
+    given = list[TimeSlice]()
+
+    async def give_way(self: TimeSlice) -> None:
+        given.append(self)
+
+    async with Runtime(backend=FakeBackend([Done(True, None)]), allow_unisolated=True) as runtime:
+        await runtime.execute_code("")
+        event_loop.shared_slice().until = 0.0  # long ago
+        monkeypatch.setattr(TimeSlice, "give_way", give_way)
+        result = await runtime.execute_code("")
+
+    assert (result.outcome, given) == (Outcome.OK, [])
 
 
 async def test_a_callback_that_does_not_return_is_awaited_by_one_task_and_cancelled_after_the_run(

@@ -167,6 +167,7 @@ class GuestConnection:
         """Begin a run: forget why the one before stopped, and count bytes from here."""
         self.stopped, self.was_asked, self.is_ending, self.leftover = None, False, False, None
         self.interrupted_for, self.script_scope = "", None
+        self.turn.begin()
         self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
 
     def stop(self, reason: StopReason) -> None:

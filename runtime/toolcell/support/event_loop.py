@@ -86,11 +86,15 @@ class TimeSlice:
     __slots__ = ("_left_s", "_waiting", "until")
 
     def __init__(self) -> None:
+        self.begin()
+        self._waiting: deque[anyio.Event] = deque()
+        """One for each task that has given way and not gone on, oldest first. Each wakes the next when it goes on."""
+
+    def begin(self) -> None:
+        """Begin a slice. The one before is over when nobody has worked since then, and has not called `pause`."""
         self.until = time.perf_counter() + SLICE_S
         self._left_s: float | None = None
         """Seconds left of the slice while nobody works; None while somebody may."""
-        self._waiting: deque[anyio.Event] = deque()
-        """One for each task that has given way and not gone on, oldest first. Each wakes the next when it goes on."""
 
     async def give_way(self) -> None:
         """Let other tasks run, if the slice is over."""
@@ -110,8 +114,7 @@ class TimeSlice:
                 waiting.popleft()
                 if waiting:
                     waiting[0].set()  # which resumes its task in the next turn of the event loop
-        self._left_s = None
-        self.until = time.perf_counter() + SLICE_S
+        self.begin()
 
     def pause(self) -> None:
         """The caller is about to wait for the outside: until somebody works, no time of the slice passes.
