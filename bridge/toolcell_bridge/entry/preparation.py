@@ -153,8 +153,10 @@ def adapt(policy: SeccompPolicy) -> None:
     surroundings.install()
     _unbuffer_output()
     setattr(socket.socket, SENDMSG, _Absent(SENDMSG))
-    if policy is GUEST_POLICY:
-        _wait_with_poll()
+    if policy is GUEST_POLICY and hasattr(select, "epoll"):
+        # Both modules then choose as where the platform lacks it.
+        del select.epoll, selectors.EpollSelector
+        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
     _unlock_sqlite()
 
 
@@ -177,15 +179,6 @@ class _Absent:
         if instance is None and sys._getframe(1).f_globals.get("__name__") == "trio._socket":
             return errors.refuse  # trio wraps the method when it is imported
         raise AttributeError(f"{owner.__name__}.{self._name} is not available in a sandbox; use send or sendall")
-
-
-def _wait_with_poll() -> None:
-    """Take epoll from `select` and `selectors`, which then choose as where the platform lacks it."""
-    if hasattr(select, "epoll"):
-        del select.epoll
-    if hasattr(selectors, "EpollSelector"):
-        del selectors.EpollSelector
-        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
 
 
 def _unlock_sqlite() -> None:

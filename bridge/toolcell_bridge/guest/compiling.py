@@ -125,10 +125,12 @@ def _is_one_call(value: types.CodeType, source: str, line: int) -> bool:
 
 
 def _compiled(tree: Any, compiled: Callable[[Any], Any], changed: Callable[[Any], Any] | None) -> Any:
-    """Compile a script that keeps its last value."""
+    """Compile a script that keeps the value of the expression that it ends with under `LAST`."""
     tree = tree if changed is None else changed(tree)
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        tree.body[-1] = _assign_last(tree.body[-1])
     try:
-        return compiled(_keep_last_value(tree))
+        return compiled(tree)
     except SyntaxError as exc:
         from toolcell_bridge.guest import top_level_return
 
@@ -140,13 +142,6 @@ def _compiled(tree: Any, compiled: Callable[[Any], Any], changed: Callable[[Any]
             if isinstance(called, _ast.Name) and called.id == LAST_RESULT:
                 called.id = "set_result"
         return top_level_return.compile_as_function(tree, LAST, exc, compiled)
-
-
-def _keep_last_value(tree: Any) -> Any:
-    """Keep the value of the expression that a script ends with under `LAST`."""
-    if tree.body and isinstance(tree.body[-1], _ast.Expr):
-        tree.body[-1] = _assign_last(tree.body[-1])
-    return tree
 
 
 def _assign_last(last: _ast.Expr) -> _ast.Assign:

@@ -140,6 +140,7 @@ class Runner:
         Raises:
             ChannelClosed: the host is gone.
         """
+        self._result_set, self._returned, self._display = False, None, None
         done = self._run(run)
         last: list[Message] = [*self._held, done]
         if self._stay is not None:
@@ -219,7 +220,6 @@ class Runner:
 
     def _run(self, run: RunScript) -> Done:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
-        self._forget_result()
         if (source := plain_source(run.source)) is not run.source:
             run = replaced(run, source=source)
         done = self._executed(run)
@@ -237,9 +237,6 @@ class Runner:
         if self._display is not None and self._display.made:
             self._send_displayed(self._display.made)
         return done
-
-    def _forget_result(self) -> None:
-        self._result_set, self._returned, self._display = False, None, None
 
     def _executed(self, run: RunScript) -> Done:
         """Execute a script. What it leaves may be destroyed when this has returned."""

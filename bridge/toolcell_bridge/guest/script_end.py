@@ -290,7 +290,10 @@ def _ended_threads(threads: dict[int, str], until: float) -> list[int]:
     pools = sys.modules.get("concurrent.futures.thread")
     with nullcontext() if pools is None else _closed_executors(pools):
         for ident in (alive := _running(alive)):
-            _raise_in(ident)
+            with suppress(Exception):  # it is raised at the thread's next line of Python
+                import ctypes
+
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
         while alive and time.perf_counter() < until:
             time.sleep(RETRY_S)
             alive = _running(alive)
@@ -319,14 +322,6 @@ def _closed_executors(pools: Any) -> Iterator[None]:
         yield
     finally:
         logger.disabled = was_disabled
-
-
-def _raise_in(ident: int) -> None:
-    """Raise SystemExit in a thread, at its next line of Python."""
-    with suppress(Exception):
-        import ctypes
-
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
 
 
 def _end_processes() -> int:

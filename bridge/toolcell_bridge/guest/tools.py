@@ -64,7 +64,10 @@ def _signature(function: ast.FunctionDef) -> Signature:
     given = function.args
     parameters = [
         Parameter(
-            each.arg, Parameter.KEYWORD_ONLY, default=_read_default(default), annotation=_annotation(each.annotation)
+            each.arg,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if default is None else ast.literal_eval(default),
+            annotation=_annotation(each.annotation),
         )
         for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
     ]
@@ -72,10 +75,6 @@ def _signature(function: ast.FunctionDef) -> Signature:
         rest = given.kwarg
         parameters.append(Parameter(rest.arg, Parameter.VAR_KEYWORD, annotation=_annotation(rest.annotation)))
     return Signature(parameters, return_annotation=_annotation(function.returns))
-
-
-def _read_default(node: ast.expr | None) -> Any:
-    return Parameter.empty if node is None else ast.literal_eval(node)
 
 
 def _annotation(node: ast.expr | None) -> Any:

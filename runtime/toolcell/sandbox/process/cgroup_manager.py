@@ -334,7 +334,8 @@ class CgroupManager:
             for directory in made:
                 self._files.remove(directory)
             raise
-        self.processors = self._share_processors()
+        found = self._at(self.folder).processors
+        self.processors = None if found is None else share_processors(Path(found).parent, Path(found), self._files)
         """What all sandboxes made here may use together; None where there is no cpu controller."""
         self.description = self._describe()
         """Version and controllers for results and doctor: "v1 memory+pids+cpuacct+cpu, 1.8 processors for all"."""
@@ -365,10 +366,6 @@ class CgroupManager:
                     self._files.write(hosts / "cgroup.procs", pid)
         with suppress(OSError):  # offered less often than the two that are needed
             self._files.write(control, "+cpu")
-
-    def _share_processors(self) -> float | None:
-        found = self._at(self.folder).processors
-        return None if found is None else share_processors(Path(found).parent, Path(found), self._files)
 
     def _describe(self) -> str:
         bound = "" if self.processors is None else f", {self.processors:.3g} processors for all"
