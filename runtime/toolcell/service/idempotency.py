@@ -143,7 +143,9 @@ class IdempotentRequests:
                         raise _not_kept(entry.run_id)
                     return Response(entry.body, entry.status, REPLAYED, entry.media_type)
                 case "running":
-                    if not await self._wait_ended((request.tenant.name, key), until):
+                    task = self._here.get((request.tenant.name, key))
+                    left_s = max(0.0, until - anyio.current_time())
+                    if task is None or not (await asyncio.wait([task], timeout=left_s))[0]:
                         raise _in_progress(entry.run_id)
                 case "interrupted":
                     raise await interrupted_problem(request.tenant, entry.run_id)
@@ -154,12 +156,6 @@ class IdempotentRequests:
                     headers = {"Retry-After": f"{entry.retry_after_s:.0f}"}
                     detail = "as many keys are kept as may be, and none is forgotten before its time"
                     raise Problem(429, "too_many_keys", "Too many keys", detail, headers=headers)
-
-    async def _wait_ended(self, place: tuple[str, str], until: float) -> bool:
-        """Wait until a request has ended. Return False if it has not."""
-        if (found := self._here.get(place)) is None:
-            return False
-        return bool((await asyncio.wait([found], timeout=max(0.0, until - anyio.current_time())))[0])
 
     async def _begin(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response:
         # Between the note in the record and this task there is no await: the note is always followed by the work.
