@@ -78,6 +78,7 @@ class RequestKeys:
     def begin(self, key: str, digest: bytes, run_id: str) -> Entry:
         """Take a key for a request, or return what became of the request that has it. `digest`: of the request."""
         with self._turn:
+            self._database.settle()  # one that could not be noted may not be closed yet
             try:
                 journal = OpenJournal(self._database, REQUEST, key)
             except UnderWay:
