@@ -52,7 +52,6 @@ ENVIRONMENT = {
     # numpy and pandas loaded (measured).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "PYTHONMALLOC": "pymalloc",
-    "LD_BIND_NOW": "1",  # once, and not in each sandbox again: 13 page faults
 }
 """Environment of the zygote while it preloads. A guest gets another environment."""
 
