@@ -15,34 +15,40 @@ Test = Callable[..., Any]
 
 def each_row(names: str | Sequence[str], rows: Collection[Any], ids: Any = None) -> Callable[[Test], Test]:
     """Run a test for each row, like `pytest.mark.parametrize`, but as one test. Its fixtures are made once for all rows,
-    but for `tmp_path` and `monkeypatch`, which each row has anew.
+    but for `tmp_path` and `monkeypatch`, which each row has anew: those that other fixtures have are not the row's.
+
+    A row that is skipped leaves the other rows to be tried. The test is skipped if every row is.
     """
+    if not rows:
+        raise pytest.UsageError("a table without rows shows nothing")
     columns = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [_row(row, columns, number, ids) for number, row in enumerate(rows) if not _left_out(row)]
 
     def decorate(test: Test) -> Test:
-        def failed(failures: list[BaseException]) -> None:
+        def judge(failures: list[BaseException], skipped: list[str]) -> None:
             if failures:
                 raise BaseExceptionGroup(f"{len(failures)} of {len(table)} rows", failures)
+            if len(skipped) == len(table):
+                pytest.skip("; ".join(dict.fromkeys(skipped)) or "every row is left out")
 
         if inspect.iscoroutinefunction(test):
 
             @functools.wraps(test)
             async def of_all(*args: Any, **given: Any) -> None:
-                failures: list[BaseException] = []
+                failures, skipped = list[BaseException](), list[str]()
                 for number, (name, row) in enumerate(table):
-                    with _collected(failures, name), _of_its_own(given, number) as rest:
+                    with _collected(failures, skipped, name), _of_its_own(given, number) as rest:
                         await test(*args, **rest, **row)
-                failed(failures)
+                judge(failures, skipped)
         else:
 
             @functools.wraps(test)
             def of_all(*args: Any, **given: Any) -> None:
-                failures: list[BaseException] = []
+                failures, skipped = list[BaseException](), list[str]()
                 for number, (name, row) in enumerate(table):
-                    with _collected(failures, name), _of_its_own(given, number) as rest:
+                    with _collected(failures, skipped, name), _of_its_own(given, number) as rest:
                         test(*args, **rest, **row)
-                failed(failures)
+                judge(failures, skipped)
 
         signature = inspect.signature(test)
         rest = [each for each in signature.parameters.values() if each.name not in columns]
@@ -53,9 +59,11 @@ def each_row(names: str | Sequence[str], rows: Collection[Any], ids: Any = None)
 
 
 @contextmanager
-def _collected(failures: list[BaseException], name: str) -> Iterator[None]:
+def _collected(failures: list[BaseException], skipped: list[str], name: str) -> Iterator[None]:
     try:
         yield
+    except pytest.skip.Exception as exc:
+        skipped.append(str(exc))
     except (Exception, pytest.fail.Exception) as exc:
         exc.add_note(f"row: {name}")
         failures.append(exc)

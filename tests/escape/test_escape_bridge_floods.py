@@ -109,6 +109,8 @@ HOARDS = {
     "names of files": "message(PART, f'{number}' + 'x' * 4_000_000, '', b'', True)",
     "media types": "message(PART, f'{number}', 'x' * 4_000_000, b'', True)",
     "problems with files": "message(PROBLEM, f'{number}', 0, 'x' * 4_000_000)",
+    "names of problems": "message(PROBLEM, f'{number}' + 'x' * 4_000_000, 0, '')",
+    "pieces voided by results": "message(PART, 'a', '', b'x' * 4_000_000, False) + message(RESULT, None, [])",
     "files voided by results": "message(PART, f'{number}', '', b'x' * 4_000_000, True) + message(RESULT, None, [])",
     "names that results announce": "message(RESULT, None, ['x' * 1_000_000] * 4)",
     "logs": "message(LOG, 1, 'x' * 4_000_000)",

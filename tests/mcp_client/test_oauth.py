@@ -25,6 +25,10 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return new_world(monkeypatch)
+
+
+def new_world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     world.store = Text()
     monkeypatch.setattr(SystemResolver, "resolve", looked_up)
@@ -208,7 +212,10 @@ async def test_more_rights_are_asked_for_once_for_each_new_scope(world: World) -
     ],
 )
 @each_row("named", ["metadata", "issuer", "authorize", "token", "register"])
-async def test_a_login_never_leads_to_a_private_place(world: World, place: str, said: str, named: str) -> None:
+async def test_a_login_never_leads_to_a_private_place(
+    monkeypatch: pytest.MonkeyPatch, place: str, said: str, named: str
+) -> None:
+    world = new_world(monkeypatch)  # one for each row: a place that a row sets stays
     world_addresses["localhost"] = "127.0.0.1"
     if named == "metadata":
         world.refused = httpx2.Headers({"www-authenticate": f'Bearer resource_metadata="{place}"'})

@@ -46,6 +46,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 )
 @each_row("route", ["execute_code", "session"])
 async def test_large_inputs_keep_no_event_loop(threads: dict[str, int], value: Any, route: str) -> None:
+    threads.clear()  # one for all rows
     async with Runtime() as runtime:
         if route == "session":
             async with runtime.session() as session:
