@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 import journals
+from rows import each_row
 from toolcell import (
     Agent,
     ExecutionResult,
@@ -31,6 +32,7 @@ from toolcell.control import Approve, Draft
 from toolcell.control.draft import COMMITTED
 from toolcell.flows import Flow
 from toolcell.results import CommitResult
+from toolcell.support.host_work import about_bytes
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -351,6 +353,21 @@ async def test_a_draft_that_was_used_says_that_trying_again_does_not_help(folder
     assert refusal.error is not None and not refusal.error.retryable
     assert "was committed already; make another dry run" in refusal.message
     assert folders.ledger == []
+
+
+@pytest.mark.anyio
+@each_row("items", [[[]] * 10_000, json.dumps([[]] * 10_000), [[each] for each in map(str, range(10_000))]])
+async def test_a_draft_counts_arguments_as_they_were_sent_and_as_they_were_checked(items: Any) -> None:
+    registry, draft = ToolRegistry(), Draft()
+
+    @registry.tool
+    def put(items: list[list[int]]) -> None:
+        """Put all of the items."""
+
+    taken = await registry.dispatch("put", {"items": items}, context=RunContext().having(draft))
+    [collected] = draft.collected
+    assert not taken.is_error
+    assert draft.size >= about_bytes(collected.call.args) + about_bytes(items)
 
 
 def test_recheck_makes_nothing_when_a_read_has_changed(opened: SyncRuntime, folders: Folders) -> None:

@@ -125,7 +125,15 @@ async def test_after_a_few_schemas_past_their_bound_no_other_of_the_list_is_comp
     monkeypatch.setattr(checker_process, "CPU_S", 0.1)
     found = await refused_schemas([compiled_slowly(25)] * 40)
     assert ["took more than" in each for each in found] == [True] * 3 + [False] * 37
-    assert all("3 others" in each for each in found[3:])
+    assert all("others of the same list took too long" in each for each in found[3:])
+
+
+async def test_a_list_of_schemas_has_one_bound_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when none of its requests exceeds its own."""
+    monkeypatch.setattr(checker_process, "BATCH", 1)
+    monkeypatch.setattr(checker_process, "MAX_STOPS", 0.05)  # of the time of a request
+    found = await refused_schemas([{}, *[compiled_slowly(10) | {"title": f"{n}"} for n in range(40)], {}])
+    assert found[:2] == ["", ""] and "took too long" in found[-2] and found[-1] == ""
 
 
 async def test_a_process_has_the_socket_to_its_host_and_nothing_else_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -312,6 +314,33 @@ async def test_small_mistakes_in_json_are_mended_on_every_route(text: str) -> No
     decoded = decode_tool_call(registry.state.tools["take"].definition, {"name": "take", "input": text})
 
     assert [*got, decoded] == [{"n": "a\nb"}] * 6
+
+
+def _lowered(call: ToolCall) -> ToolCall:
+    return dataclasses.replace(call, arguments={**cast("dict[str, Any]", call.arguments), "n": 1})
+
+
+def _lowered_in_place(call: ToolCall) -> ToolCall:
+    cast("dict[str, Any]", call.arguments)["n"] = 1
+    return call
+
+
+@each_row("change", [_lowered, _lowered_in_place])
+async def test_a_call_that_was_changed_stands_in_transcripts_as_it_is_made(
+    change: Callable[[ToolCall], ToolCall],
+) -> None:
+    parsed = ToolCall("1", "take", '{ "n": 500 }').parsed()
+    assert parsed.to_openai()["function"]["arguments"] == parsed.arguments_json == '{ "n": 500 }'
+
+    changed = change(parsed)
+    assert changed.to_openai()["function"]["arguments"] == changed.arguments_json == '{"n": 1}'
+
+
+def test_a_call_that_was_given_as_a_mapping_stays_one() -> None:
+    call = ToolCall("1", "take", {"n": 1}, mode=ParseMode.PARTIAL)
+
+    assert call.parsed_if_safe() == call
+    assert set(dataclasses.asdict(call)) == {"id", "name", "arguments", "mode"}
 
 
 @pytest.mark.conforms("C20", "C22")

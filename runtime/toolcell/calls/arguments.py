@@ -11,7 +11,6 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import field
 from typing import Any, Self
 
 from toolcell.calls.compiled_schema import compile_schema, large_from
@@ -408,8 +407,17 @@ _KEYS = {"name", "tool", "id", "call_id", "type", "index"}
 """Keys of a call without arguments. What stands under another one, such as `parameters`, would be lost."""
 
 
+class _WithText:
+    """The text that arguments were read from. It is of one instance only, and no field of it."""
+
+    __slots__ = ("_read",)
+
+    _read: tuple[str, Mapping[str, Any]]
+    """With the arguments as they were then. Unset when nothing was read."""
+
+
 @frozen
-class ToolCall:
+class ToolCall(_WithText):
     """One call a model asked for."""
 
     id: str
@@ -418,8 +426,6 @@ class ToolCall:
     """As received: a mapping, or JSON text."""
     mode: ParseMode = ParseMode.STRICT
     """How well the text of the arguments could be read."""
-    text: str = field(default="", compare=False, repr=False)
-    """What the arguments were read from."""
 
     @classmethod
     def read(cls, call: Any) -> Self:
@@ -450,23 +456,34 @@ class ToolCall:
     @property
     def arguments_json(self) -> str:
         """The arguments as JSON text; text stays exactly as it was received."""
-        return self.text or (
-            self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
-        )
+        received = self._received
+        return received if isinstance(received, str) else json.dumps(received, ensure_ascii=False)
+
+    @property
+    def _received(self) -> Mapping[str, Any] | str:
+        """The text that the arguments were read from, unless somebody has changed them since."""
+        try:
+            text, read = self._read
+        except AttributeError:
+            return self.arguments
+        return text if self.arguments == read else self.arguments
 
     def parsed(self) -> Self:
         """Return the same call with its arguments as a mapping if they can be read as one; `mode` says how well."""
         if not isinstance(self.arguments, str):
             return self
         value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
-        read = value if mode is not ParseMode.INVALID and isinstance(value, dict) else self.arguments
-        return replaced(self, arguments=read, mode=mode, text=self.arguments)
+        if mode is ParseMode.INVALID or not isinstance(value, dict):
+            return replaced(self, mode=mode)
+        parsed = replaced(self, arguments=value, mode=mode)
+        object.__setattr__(parsed, "_read", (self.arguments, {**value}))
+        return parsed
 
     def parsed_if_safe(self) -> Self:
         """Return the same call with its arguments read, unless something may be missing: then they stay text,
         which no tool accepts."""
         parsed = self.parsed()
-        return parsed if parsed.mode in SAFE_MODES else replaced(parsed, arguments=parsed.text)
+        return parsed if parsed.mode in SAFE_MODES else replaced(parsed, arguments=parsed._received)
 
     @property
     def sent_arguments(self) -> dict[str, Any]:
@@ -481,8 +498,12 @@ class ToolCall:
         Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
         """
         parsed = self.parsed()
-        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and parsed.text.strip()
-        sent = parsed.text if is_object else json.dumps(parsed.sent_arguments, ensure_ascii=False)
+        received, is_object = (
+            parsed._received,
+            parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping),
+        )
+        is_sent = is_object and isinstance(received, str) and received.strip()
+        sent = received if is_sent else json.dumps(parsed.sent_arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": sent}
         return {"id": self.id, "type": "function", "function": function}
 

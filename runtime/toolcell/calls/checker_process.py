@@ -42,8 +42,11 @@ KILLED: Final = -math.inf
 """Since when a killed process is idle."""
 STEPS_PER_S: Final = 150_000
 """What a run is charged for a second of a process, in values that were looked at."""
+BATCH: Final = 64
+"""Schemas that are compiled in one request."""
 MAX_STOPS: Final = 3
-"""Schemas of one list that may exceed their bound. After them, no other of the list is compiled."""
+"""Requests of one list of schemas that may exceed their bound, or take as much together. After them, no other schema
+of the list is compiled."""
 
 NO_MEMORY: Final = 70
 """Exit status of a process that found no memory."""
@@ -57,7 +60,7 @@ _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
 
 
 class CheckStopped(Exception):
-    """A check did not end within its bounds; the message says which."""
+    """A check did not end within its bounds. `args`: which, and the answers that were given before."""
 
 
 class _Process:
@@ -78,35 +81,39 @@ class _Process:
                 )
             except OSError as exc:
                 ours.close()
-                raise CheckStopped(f"no process could be started for it ({exc.strerror})") from exc
+                raise CheckStopped(f"no process could be started for it ({exc.strerror})", []) from exc
         ours.setblocking(False)
         self._socket = ours
         self.idle_since: float | None = None
         """None: it has served no request yet. Otherwise it may have ended since."""
         self.cpu_s = CPU_S
-        """What the latest request took; of one without an answer, the most that it may."""
+        """What the latest request took; of one that was not answered whole, the most that it may."""
+        self.answers: list[Any] = []
+        """Of the latest request."""
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def ask(self, kind: str, spec: str, body: bytes) -> Any:
-        """Return the answer to a request.
+    async def ask(self, kind: str, spec: str, body: bytes, count: int) -> None:
+        """Have so many answers to a request.
 
         Raises:
-            CheckStopped: the process has ended instead.
+            CheckStopped: the process has ended before.
         """
-        self.cpu_s, found = CPU_S, unpacker()
+        self.cpu_s, self.answers, found, took_s = CPU_S, [], unpacker(), 0.0
         try:
             await self._send(msgpack.packb([kind, CPU_S, spec, body]))
-            while True:
+            while len(self.answers) < count:
                 found.feed(await self._receive())
-                for self.cpu_s, answer in found:
-                    return answer
+                for each in found:
+                    took_s = each[0]
+                    self.answers.append(each[1])
+            self.cpu_s = took_s
         except (OSError, EOFError):
             while not self.has_ended:  # noqa: ASYNC110 - it is about to say by its status why
                 await anyio.sleep(0.001)
-            raise CheckStopped(self.why_ended) from None
+            raise CheckStopped(self.why_ended, self.answers) from None
 
     @property
     def was_killed(self) -> bool:
@@ -292,8 +299,8 @@ def turns() -> Turns:
         return made
 
 
-async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
-    """Return the answer of a checker process. The caller has a turn, and `work` is charged.
+async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None, *, count: int = 1) -> list[Any]:
+    """Return the answers of a checker process to a request. The caller has a turn, and `work` is charged.
 
     `kind`: a row of `checker_program.ANSWERS`. `spec`: JSON text that is compiled once for as long as it is asked for.
 
@@ -307,27 +314,27 @@ async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = N
         was_used = process.idle_since is not None
         try:
             with anyio.fail_after(WALL_S):
-                answer = await process.ask(kind, spec, body)
+                await process.ask(kind, spec, body, count)
         except BaseException as exc:
             _give_back(process, is_usable=False)
-            if isinstance(exc, CheckStopped) and was_used and process.was_killed:
+            if isinstance(exc, CheckStopped) and was_used and process.was_killed and not process.answers:
                 continue  # it ended while nobody used it
             if isinstance(exc, TimeoutError):
-                raise CheckStopped(f"took more than {WALL_S:g} s") from None
+                raise CheckStopped(f"took more than {WALL_S:g} s", process.answers) from None
             raise
         finally:
             if work is not None:
                 work.used += ELEMENT_WORK * int(STEPS_PER_S * min(time.monotonic() - began, process.cpu_s))
         _give_back(process, is_usable=True)
-        return answer
+        return process.answers
 
 
 async def ask_in_turn(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
-    """Do the same when it is the turn of the run with this work."""
+    """Return the answer to a request when it is the turn of the run with this work."""
     line = turns()
     await line.enter(work)
     try:
-        return await ask(kind, spec, body, work)
+        return (await ask(kind, spec, body, work))[0]
     finally:
         line.leave(work)
 
@@ -379,14 +386,22 @@ async def find_problem(
 
 async def refused_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each schema of a stranger why it cannot be used; empty when it can."""
-    found, stops = list[str](), 0
-    for each in schemas:
+    texts, found, stops = [json.dumps(each) for each in schemas if each], list[str](), 0
+    taken = HostWork(MAX_STOPS * ELEMENT_WORK * int(STEPS_PER_S * CPU_S))
+    line = turns()
+    while len(found) < len(texts):
+        if stops == MAX_STOPS or taken.used >= taken.limit:
+            said = "invalid schema: it was not compiled, because others of the same list took too long"
+            found += [said] * (len(texts) - len(found))
+            break
+        some = texts[len(found) : len(found) + BATCH]
+        await line.enter(None)
         try:
-            if stops == MAX_STOPS:
-                said = f"invalid schema: it was not compiled, because {stops} others of the same list took too long"
-            else:
-                said = await ask_in_turn("schema", json.dumps(each))
+            found += await ask("schemas", "", pack(some), taken, count=len(some))
         except CheckStopped as exc:
-            said, stops = f"invalid schema: compiling it {exc}; write it more simply", stops + 1
-        found.append(said)
-    return found
+            found += [*exc.args[1], f"invalid schema: compiling it {exc.args[0]}; write it more simply"]
+            stops += 1
+        finally:
+            line.leave(None)
+    answers = iter(found)
+    return [next(answers) if each else "" for each in schemas]

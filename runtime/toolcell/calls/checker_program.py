@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgpack
@@ -72,8 +72,9 @@ def _serve(connection: socket.socket) -> None:
         kind, cpu_s, spec, body = next(unpacker(stream))  # each has a buffer of its own, which does not stay
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = ANSWERS[kind](kept, spec, body)
-        connection.sendall(msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass"))
+        for answer in ANSWERS[kind](kept, spec, body):
+            packed = msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass")
+            connection.sendall(packed)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if _resident_bytes() > MAX_RESIDENT_BYTES:
             return
@@ -99,30 +100,37 @@ def _compiled(kept: Lru[str, Any], spec: str, make: Callable[[Any], Any]) -> Any
     return found
 
 
-def _schema(kept: Lru[str, Any], spec: str, body: bytes) -> str:
-    try:
-        compile_schema(json.loads(spec))
-    except RegistrationError as exc:
-        return str(exc)
-    return ""
+def _schemas(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[str]:
+    for text in unpack(body):
+        try:
+            compile_schema(json.loads(text))
+        except RegistrationError as exc:
+            yield str(exc)
+        else:
+            yield ""
 
 
-def _value(kept: Lru[str, Any], spec: str, body: bytes) -> Any:
+def _value(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
     check = _compiled(kept, spec, ValueCheck)
-    problem = None if isinstance(check, RegistrationError) else check.problem(unpack(body))
-    return None if problem is None else [problem.path, problem.message]
+    if isinstance(check, RegistrationError):
+        yield None
+        return
+    problem = check.problem(unpack(body))
+    yield None if problem is None else [problem.path, problem.message]
 
 
-def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Any:
+def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
     checker = _compiled(kept, spec, _checker)
     if isinstance(checker, RegistrationError):
-        return "refused", [[(), str(checker)]], 1
+        yield "refused", [[(), str(checker)]], 1
+        return
     try:
         checked = checker.check(unpack(body))
     except InvalidArguments as exc:
-        return "refused", [[each.path, each.message] for each in exc.problems], exc.steps
+        yield "refused", [[each.path, each.message] for each in exc.problems], exc.steps
+        return
     changes = [[each.path, each.before, each.after] for each in checked.changes]
-    return "fit", checked.args, changes, checked.warnings, checked.steps
+    yield "fit", checked.args, changes, checked.warnings, checked.steps
 
 
 def _checker(said: Any) -> ArgumentChecker:
@@ -130,8 +138,8 @@ def _checker(said: Any) -> ArgumentChecker:
     return ArgumentChecker(ToolDefinition(name, "A tool.", schema), coercion, extras, validate, makes_bytes=makes_bytes)
 
 
-ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Any]]] = {
-    "schema": _schema,
+ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Iterator[Any]]]] = {
+    "schemas": _schemas,
     "value": _value,
     "arguments": _arguments,
 }

@@ -57,6 +57,16 @@ class Collected:
     """Effects whose results its arguments refer to."""
 
 
+def _bytes_of_arguments(call: Call) -> int:
+    """Return what they take as they were sent and as they were checked, about."""
+    count = about_bytes(call.args)
+    try:
+        is_same = bool(call.raw_args == call.args)  # much quicker than another walk
+    except Exception:  # of what the host sent, such as arrays
+        is_same = False
+    return count + (count if is_same else about_bytes(call.raw_args))
+
+
 class Draft(DryRun):
     """The writes of one dry run: of a script, a plan, a batch or an agent. Used in one event loop.
 
@@ -119,7 +129,7 @@ class Draft(DryRun):
             return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
         self.count += 1
         self._ids.add(f"effect-{self.count}")
-        self.size += 2 * about_bytes(call.raw_args)  # as they were sent, and as they were checked
+        self.size += _bytes_of_arguments(call)
         self.collected.append(
             Collected(f"effect-{self.count}", call, call.run.state.labels.names, depends_on=depends_on)
         )

@@ -403,7 +403,7 @@ async def _checked_elsewhere(
     except BadValue as exc:
         raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
     try:
-        outcome, *rest = await ask("arguments", checker.spec_text, body, work)
+        ((outcome, *rest),) = await ask("arguments", checker.spec_text, body, work)
     except CheckStopped as exc:
         said = f"cannot be checked against its schema: the check {exc.args[0]}; send less"
         raise InvalidArguments(checker.tool, [ValueProblem((), said)], received) from None
