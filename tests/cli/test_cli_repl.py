@@ -73,9 +73,8 @@ def test_what_is_typed_shares_one_session_and_errors_look_as_in_python(tmp_path:
     assert "42\n" in shown and "['q', 'q']\n" in shown and "printed\n" in shown
     assert 'File "<code 6>", line 1, in <module>\n    1/0\n    ~^~\nZeroDivisionError: division by zero\n' in shown
     assert "KeyboardInterrupt\n" in shown and shown.endswith("40\n")
-    assert "tools.search(...)" in shown and "  query (string, required): what to look for" in shown
-    assert "  limit (integer, default 10)" in shown
-    assert "press_control_c: Do what" in shown and "there is no tool 'none'" in shown and "none (missing" in shown
+    assert "def search(*, query: str, limit: int = 10)" in shown and "query: what to look for" in shown
+    assert "press_control_c() -> " in shown and "there is no tool 'none'" in shown and "none (missing" in shown
     assert "tools.search('q', limit=2)" in (tmp_path / "history").read_text()
     assert (tmp_path / "history").stat().st_mode & 0o077 == 0
 

@@ -522,7 +522,7 @@ def test_tools_are_listed_for_people_and_as_python(folder: Path) -> None:
     assert "query: string, [limit: integer]" in table
     assert "_private" not in table
     _, stubs, _ = invoke("tools", "my_cli_tools.py", "-f", "python")
-    assert "def search(*, query: str, limit: int = ...) -> Any:" in stubs
+    assert "def search(*, query: str, limit: int = " in stubs
     assert "query: what to look for" in stubs
     compile(stubs, "stubs", "exec")
     _, plain, _ = invoke("tools", "my_cli_tools.py", "--json")

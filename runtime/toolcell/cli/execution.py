@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +14,7 @@ import anyio
 
 from toolcell.cli import exits
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import end_signals
 from toolcell.support.text import for_terminal, one_line
 
 if TYPE_CHECKING:
@@ -185,14 +185,11 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None =
 
 
 async def _handle_interrupts(watch: Watch, tasks: TaskGroup) -> None:
-    if sys.platform == "win32":
-        return  # event loops cannot wait for signals there; Ctrl-C ends the command at once
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            if watch.doing != "running" or watch.cancel.is_set():
-                tasks.cancel_scope.cancel()
-                return
-            watch.cancel.set()
+    async for _ in end_signals():
+        if watch.doing != "running" or watch.cancel.is_set():
+            tasks.cancel_scope.cancel()
+            return
+        watch.cancel.set()
 
 
 async def _show_progress(watch: Watch, console: Console | None) -> None:

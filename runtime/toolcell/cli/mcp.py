@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, redirect_stdout
@@ -24,6 +23,7 @@ from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.run import RuntimeFlags
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
+from toolcell.support.event_loop import end_signals
 
 if TYPE_CHECKING:
     from toolcell.mcp.server import McpServer
@@ -168,12 +168,9 @@ def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _cancel_at_signal(scope: anyio.CancelScope) -> None:
-    if sys.platform == "win32":
-        return  # event loops cannot wait for signals there; Ctrl-C ends the command at once
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return
+    async for _ in end_signals():
+        scope.cancel()
+        return
 
 
 register = command(mcp)

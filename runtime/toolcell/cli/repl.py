@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +32,6 @@ from toolcell_bridge.guest.tools import GUEST_NAMES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toolcell.calls.definition import ToolDefinition
     from toolcell.runtime import Runtime
     from toolcell.sessions import Session
 
@@ -251,44 +249,18 @@ def save(result: ExecutionResult, folder: Path, err: Console) -> None:
 
 def tool_names(runtime: Runtime) -> list[str]:
     """Return the names of the tools that scripts may call."""
-    return [tool.name for tool in _definitions(runtime)]
-
-
-def _definitions(runtime: Runtime) -> list[ToolDefinition]:
     from toolcell.calls.options import Origin
 
-    found: list[ToolDefinition] = runtime.registry.snapshot().definitions(Origin.CODE)
-    return found
+    return [tool.name for tool in runtime.registry.definitions(Origin.CODE)]
 
 
 def show_help(name: str, runtime: Runtime, out: Console) -> None:
     """Describe a tool, or list them all."""
-    found = {tool.name: tool for tool in _definitions(runtime)}
-    if not name:
-        lines = [f"{each.name}: {each.description.partition(chr(10))[0]}" for each in found.values()]
-        write_text(out, "\n".join(lines) or "there are no tools; --tools FILE adds some")
-        return
-    name = name.removeprefix("tools.")
-    if name not in found:
-        write_text(out, f"there is no tool {name!r}; the tools are: {', '.join(found) or 'none'}")
-        return
-    write_text(out, describe(found[name]))
-
-
-def describe(tool: ToolDefinition) -> str:
-    """Return a tool's name, parameters and description as text."""
-    schema: dict[str, Any] = tool.parameters
-    required = schema.get("required") or ()
-    lines = [f"tools.{tool.name}(...)", "", tool.description]
-    for name, each in (schema.get("properties") or {}).items():
-        about = [str(each.get("type", "any"))]
-        with suppress(KeyError):
-            about.append(f"default {each['default']!r}")
-        if name in required:
-            about.append("required")
-        described = f": {each['description']}" if each.get("description") else ""
-        lines.append(f"  {name} ({', '.join(about)}){described}")
-    return "\n".join(lines)
+    wanted, detail = ([name.removeprefix("tools.")], "full") if name else (None, "signatures")
+    try:
+        write_text(out, runtime.registry.describe_tools(wanted, detail=detail) or "no tools; --tools FILE adds some")
+    except UsageError as exc:
+        write_text(out, str(exc))
 
 
 register = command(repl)

@@ -135,11 +135,16 @@ def tools(
     else:
         registry = load_registry(sources)
         found = registry.definitions()
+    if format is Format.PYTHON and not as_json:
+        detail = detail or "full"
     if detail:
         names = [each.name for each in found]
         write_text(stdout(), registry.describe_tools(names, detail=cast(Any, detail), origin=Origin.MODEL))
         return
-    show_definitions(found, format, as_json)
+    if format is Format.TABLE and not as_json:
+        stdout().print(_table(found))
+    else:
+        print_json([as_dict(definition, format) for definition in found])
 
 
 def searched(given: list[str], limit: int) -> tuple[ToolRegistry, list[ToolDefinition]]:
@@ -155,16 +160,6 @@ def searched(given: list[str], limit: int) -> tuple[ToolRegistry, list[ToolDefin
         raise UsageError(f'the query comes first: toolcell tools {SEARCH} "{given[1]}" {given[0]}')
     registry = load_registry(given[1:])
     return registry, anyio.run(partial(registry.search_tools, given[0], limit=limit, origin=Origin.MODEL))
-
-
-def show_definitions(definitions: list[ToolDefinition], format: Format, as_json: bool) -> None:
-    """Write definitions as a table, as stubs or as JSON."""
-    if format is Format.PYTHON:
-        write_text(stdout(), "\n\n".join(stub(each) for each in definitions))
-    elif format is Format.TABLE and not as_json:
-        stdout().print(_table(definitions))
-    else:
-        print_json([as_dict(definition, format) for definition in definitions])
 
 
 def as_dict(definition: Any, format: Format) -> dict[str, Any]:
@@ -199,33 +194,6 @@ def arguments(definition: Any) -> str:
 def _type(schema: Any) -> str:
     kind = schema.get("type", "any") if isinstance(schema, dict) else "any"
     return "|".join(map(str, kind)) if isinstance(kind, list) else str(kind)
-
-
-_PYTHON_TYPES = {
-    "string": "str",
-    "integer": "int",
-    "number": "float",
-    "boolean": "bool",
-    "array": "list",
-    "object": "dict",
-    "null": "None",
-}
-
-
-def stub(definition: Any) -> str:
-    """Write a definition as the Python function a script would see it as; it is to be read, not run."""
-    schema = definition.parameters
-    required = set(schema.get("required", ()))
-    properties = sorted(schema.get("properties", {}).items(), key=lambda item: item[0] not in required)
-    parameters = [f"{name}: {_python_type(each)}{'' if name in required else ' = ...'}" for name, each in properties]
-    signature = f"def {definition.name}({', '.join(['*', *parameters] if parameters else [])}) -> Any:"
-    described = [f"{name}: {each['description']}" for name, each in properties if each.get("description")]
-    docstring = "\n    ".join([definition.description, *(["", *described, ""] if described else [])])
-    return f'{signature}\n    """{docstring}"""'
-
-
-def _python_type(schema: Any) -> str:
-    return " | ".join(_PYTHON_TYPES.get(name, "Any") for name in _type(schema).split("|"))
 
 
 register = group(SUMMARY, {LIST: tools, "check": check}, cls=ToolCommands)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import ssl
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
@@ -19,6 +17,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.service import Service
 from toolcell.service.socket.connection import PART_BYTES
 from toolcell.support.asgi import HttpServer, is_loopback, url_of
+from toolcell.support.event_loop import end_signals
 from toolcell.support.exact_json import json_text
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
@@ -73,7 +72,7 @@ async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str
     async with service, anyio.create_task_group() as tasks:
 
         async def end_at_signal() -> None:
-            async for _ in _signals():
+            async for _ in end_signals():
                 if http.should_exit or service.runs.is_draining:
                     tasks.cancel_scope.cancel()
                     return
@@ -118,11 +117,3 @@ def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=END_S,
     )
-
-
-async def _signals() -> AsyncIterator[int]:
-    if sys.platform == "win32":
-        return  # event loops cannot wait for signals there; Ctrl-C ends the command at once
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for each in signals:
-            yield each

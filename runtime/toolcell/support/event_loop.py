@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
@@ -220,3 +222,12 @@ class BegunCoroutine(Generic[Answer]):
 
 def _call(step: Callable[[Any], Any], sent: Any) -> Any:
     return step(sent)
+
+
+async def end_signals() -> AsyncIterator[int]:
+    """Yield each SIGINT and SIGTERM, where event loops can wait for them."""
+    if sys.platform == "win32":
+        return  # Ctrl-C ends the command at once
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for each in signals:
+            yield each
