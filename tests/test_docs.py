@@ -22,8 +22,8 @@ from rows import each_row
 from toolcell import Agent, Limits, Outcome, PoolConfig, compat
 from toolcell.calls.options import ToolOptions
 from toolcell.cli import COMMANDS, build
-from toolcell.cli.terminal import size
 from toolcell.errors import MissingPackage
+from toolcell.support.text import size
 from toolcell.tools.spec import RegistrySettings
 from toolcell_bridge.guest.lint import IMPORTABLE
 

@@ -23,6 +23,7 @@ from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support.files import write_named
+from toolcell.support.text import size
 
 pytestmark = pytest.mark.quick
 
@@ -341,7 +342,7 @@ def test_a_json_document_is_strict_whatever_the_value_is(capsys: pytest.CaptureF
 
 @each_row(("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (65536, "64 KiB"), (3 << 40, "3072 GiB")])
 def test_sizes_are_written_in_binary_units(count: int, text: str) -> None:
-    assert terminal.size(count) == text
+    assert size(count) == text
 
 
 def test_json_output_is_ascii_whatever_a_script_said(capsys: pytest.CaptureFixture[str]) -> None:

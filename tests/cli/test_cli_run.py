@@ -227,7 +227,7 @@ def test_a_failing_script_shows_type_message_source_and_the_calls_already_made(
         " call_1  search(query='x')  ok  12.3 ms  line 1\n"
         " call_2  echo(q='a')  error  100 us  line 2\n"
         "      q: not a number\n"
-        "error, 250.0 ms, cpu 0 us, 2 tool calls, isolation process: 2 layers\n"
+        "error, 250 ms, cpu 0 us, 2 tool calls, isolation process: 2 layers\n"
     )
 
 

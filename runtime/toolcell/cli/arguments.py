@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolcell import config
-from toolcell.cli.terminal import safe, size, stderr
+from toolcell.cli.terminal import safe, stderr
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.settings import Setting
-from toolcell.support.text import one_line
+from toolcell.support.text import one_line, size
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry

@@ -40,11 +40,10 @@ from toolcell.audit import (
     read_log_id,
     receipt,
 )
-from toolcell.cli.render import duration
-from toolcell.cli.terminal import safe, size, table, write_text
+from toolcell.cli.terminal import safe, table, write_text
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.files import write_named
-from toolcell.support.text import counted, one_line, with_line
+from toolcell.support.text import counted, duration, one_line, size, with_line
 from toolcell.support.times import parse_time
 
 DEFAULT_FILE = "runs.db"

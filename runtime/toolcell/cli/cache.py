@@ -11,8 +11,9 @@ import typer
 from toolcell.cli import exits
 from toolcell.cli.arguments import parse_size
 from toolcell.cli.flags import AsJson, group
-from toolcell.cli.terminal import output, print_json, safe, size, stdout
+from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.sandbox.process import cache
+from toolcell.support.text import size
 from toolcell.support.times import parse_time
 
 SUMMARY = """Cached package environments and interpreters of the process backend.

@@ -16,9 +16,10 @@ import toolcell_bridge
 from toolcell._version import FOLDER
 from toolcell.cli import doctor_apparmor, doctor_docker, doctor_profiles, exits
 from toolcell.cli.flags import command
-from toolcell.cli.terminal import output, safe, size, stdout
+from toolcell.cli.terminal import output, safe, stdout
 from toolcell.config import PROFILES, Layer, Limits, Profile
 from toolcell.errors import UsageError
+from toolcell.support.text import size
 
 PURPOSE: dict[str, str] = {
     "user": "its own user ids: root inside is nobody outside",

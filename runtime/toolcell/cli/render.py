@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.cli.terminal import safe, size, value_text, write_text
+from toolcell.cli.terminal import safe, value_text, write_text
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
-from toolcell.support.text import counted, for_terminal, one_line, shown_findings
+from toolcell.support.text import counted, duration, for_terminal, one_line, shown_findings, size
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""
@@ -132,13 +132,6 @@ def show_files(files: Iterable[OutputFile], console: Console) -> None:
     for file in files:
         about = file.problem or f"{file.media_type}, {size(file.size)}"
         console.print(Text.assemble(("file  ", "dim"), safe(one_line(file.name), "cyan"), safe(f"  {one_line(about)}")))
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for a person to read."""
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def summary(result: ExecutionResult) -> str:

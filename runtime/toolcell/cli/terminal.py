@@ -126,12 +126,3 @@ def _write_error(error: ToolcellError, as_json: bool) -> None:
     console = stderr()
     console.print(Text(f"{error.code.replace('_', ' ')}: ", "bold red"), end="")
     write_text(console, str(error))
-
-
-def size(bytes_count: int) -> str:
-    """Return a number of bytes for a person to read, in binary units."""
-    amount, units = float(bytes_count), iter(("bytes", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while amount >= 1024 and unit != "GiB":
-        amount, unit = amount / 1024, next(units)
-    return f"{amount:.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"

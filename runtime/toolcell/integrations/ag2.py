@@ -15,6 +15,22 @@ from typing import Any, Self
 
 import anyio
 
+from toolcell.config import Limits
+from toolcell.errors import SessionError, ToolError, UsageError
+from toolcell.integrations.base import (
+    ConversationSessions,
+    RuntimeOwner,
+    framework_tool,
+    instructions,
+    missing_package,
+    program_output,
+    tools_with,
+)
+from toolcell.runtime import Runtime
+from toolcell.sessions import Session
+from toolcell.support.checks import text_of
+from toolcell.tools import ToolRegistry, ToolSpec
+
 try:
     from ag2.context import ConversationContext
     from ag2.events import ToolCallEvent, ToolErrorEvent, ToolResultEvent
@@ -23,24 +39,7 @@ try:
     from ag2.tools.code import CodeEnvironment, CodeLanguage, CodeRunResult
     from ag2.tools.final.function_tool import FunctionTool
 except ModuleNotFoundError as exc:
-    from toolcell.integrations.base import missing_package
-
     raise missing_package(exc, "ag2") from exc
-
-from toolcell.config import Limits
-from toolcell.errors import SessionError, ToolError, UsageError
-from toolcell.integrations.base import (
-    ConversationSessions,
-    RuntimeOwner,
-    framework_tool,
-    instructions,
-    program_output,
-    tools_with,
-)
-from toolcell.runtime import Runtime
-from toolcell.sessions import Session
-from toolcell.support.checks import text_of
-from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["ToolcellEnvironment"]
 

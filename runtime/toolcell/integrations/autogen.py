@@ -15,21 +15,26 @@ from typing import Any, ClassVar
 
 import anyio
 
+from toolcell.config import Limits
+from toolcell.errors import SessionError, UsageError
+from toolcell.integrations.base import (
+    RuntimeOwner,
+    framework_tool,
+    instructions,
+    missing_package,
+    program_output,
+    tools_with,
+)
+from toolcell.runtime import Runtime
+from toolcell.sessions import Session
+from toolcell.tools import ToolRegistry, ToolSpec
+
 try:
     from autogen_core import CancellationToken
     from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
     from autogen_core.tools import BaseTool, FunctionTool
 except ModuleNotFoundError as exc:
-    from toolcell.integrations.base import missing_package
-
     raise missing_package(exc, "autogen") from exc
-
-from toolcell.config import Limits
-from toolcell.errors import SessionError, UsageError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, program_output, tools_with
-from toolcell.runtime import Runtime
-from toolcell.sessions import Session
-from toolcell.tools import ToolRegistry, ToolSpec
 
 __all__ = ["ToolcellSessionCodeExecutor"]
 

@@ -17,21 +17,12 @@ import keyword
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
-try:
-    import dspy
-    from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
-    from dspy.utils.callback import with_callbacks
-except ModuleNotFoundError as exc:
-    from toolcell.integrations.base import missing_package
-
-    raise missing_package(exc, "dspy") from exc
-
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from toolcell.calls.result import to_json
 from toolcell.config import Limits
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, tools_with
+from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing_package, tools_with
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sessions import SyncSession
 from toolcell.sync import SyncRuntime
@@ -39,6 +30,13 @@ from toolcell.tools import ToolRegistry, ToolSpec, describe_failure
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+
+try:
+    import dspy
+    from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+    from dspy.utils.callback import with_callbacks
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, "dspy") from exc
 
 __all__ = ["ToolcellInterpreter", "interpreter_factory"]
 

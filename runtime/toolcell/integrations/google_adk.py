@@ -16,17 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
-try:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.code_executors import BaseCodeExecutor
-    from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
-    from google.adk.tools import BaseTool, FunctionTool, ToolContext
-    from google.adk.tools.tool_confirmation import ToolConfirmation
-except ModuleNotFoundError as exc:
-    from toolcell.integrations.base import missing_package
-
-    raise missing_package(exc, "google-adk") from exc
-
 from pydantic import PrivateAttr
 
 from toolcell.config import Limits
@@ -36,6 +25,7 @@ from toolcell.integrations.base import (
     SyncRuntimeOwner,
     framework_tool,
     instructions,
+    missing_package,
     pictures,
     program_output,
     tools_with,
@@ -46,6 +36,15 @@ from toolcell.sessions import Session
 from toolcell.support.checks import is_async
 from toolcell.sync import SyncRuntime
 from toolcell.tools import ToolRegistry, ToolSpec
+
+try:
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.code_executors import BaseCodeExecutor
+    from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
+    from google.adk.tools import BaseTool, FunctionTool, ToolContext
+    from google.adk.tools.tool_confirmation import ToolConfirmation
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, "google-adk") from exc
 
 __all__ = ["ToolcellCodeExecutor"]
 

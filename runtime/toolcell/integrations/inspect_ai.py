@@ -12,6 +12,21 @@ import os
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable, ToolAbort, ToolError
+from toolcell.integrations.base import (
+    RuntimeOwner,
+    framework_tool,
+    instructions,
+    missing_package,
+    pictures,
+    program_output,
+    tools_with,
+)
+from toolcell.results import ExecutionResult, Outcome
+from toolcell.runtime import Runtime
+from toolcell.tools import Image, ToolRegistry, ToolSpec
+
 try:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ContentImage, ContentText, execute_tools
     from inspect_ai.tool import Tool, ToolCall, ToolCallContent, ToolCallView, ToolDef, tool
@@ -19,16 +34,7 @@ try:
     from inspect_ai.tool import ToolResult as InspectResult
     from inspect_ai.util import SandboxUnavailableError
 except ModuleNotFoundError as exc:
-    from toolcell.integrations.base import missing_package
-
     raise missing_package(exc, "inspect-ai") from exc
-
-from toolcell.config import Limits
-from toolcell.errors import SandboxUnavailable, ToolAbort, ToolError
-from toolcell.integrations.base import RuntimeOwner, framework_tool, instructions, pictures, program_output, tools_with
-from toolcell.results import ExecutionResult, Outcome
-from toolcell.runtime import Runtime
-from toolcell.tools import Image, ToolRegistry, ToolSpec
 
 __all__ = ["toolcell_python"]
 

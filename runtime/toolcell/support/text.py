@@ -144,3 +144,20 @@ def with_line(message: str, line: int | None) -> str:
     """Return a message with the line of the script that it is about, unless it names that line itself."""
     is_named = line is None or f"(line {line})" in message or message.startswith(f"line {line},")
     return message if is_named else f"{message} (line {line})"
+
+
+def size(bytes_count: int) -> str:
+    """Return a number of bytes for a person to read, in binary units."""
+    amount, units = float(bytes_count), iter(("bytes", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while amount >= 1024 and unit != "GiB":
+        amount, unit = amount / 1024, next(units)
+    return f"{amount:.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for a person to read, in the unit that suits them."""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
