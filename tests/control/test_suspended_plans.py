@@ -201,7 +201,7 @@ with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as r
 """
 
 
-@each_row("moment", ["before a", "after a", "after b"])
+@each_row("moment", ["before a", "after a", "before b", "after b"])
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> int:
         command = [sys.executable, "-c", HOST, str(tmp_path), moment]

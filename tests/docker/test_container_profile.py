@@ -30,10 +30,12 @@ DOCKERFILE = f'FROM {BASE}\nRUN ["python3", "-c", "{OPEN_UP}"]\n'
 
 PLACES = {
     "root": [],
-    "uid 1000, unconfined, Landlock of Linux 5.19": ["--user", "1000:1000", "--security-opt", "seccomp=unconfined"],
+    "uid 1000 without capabilities, Landlock of Linux 5.19": [
+        *("--user", "1000:1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    ],
 }
-"""With Docker's filter and capabilities, and without. What a newer Landlock adds can only refuse more."""
-OLDER = {"uid 1000, unconfined, Landlock of Linux 5.19": 2}
+"""With Docker's capabilities, and as docs/containers.md recommends. What a newer Landlock adds can only refuse more."""
+OLDER = {"uid 1000 without capabilities, Landlock of Linux 5.19": 2}
 """Places by the newest ABI of Landlock that their kernel owns up to."""
 
 IS_DISPOSABLE = os.environ.get("TOOLCELL_DISPOSABLE") == "1"

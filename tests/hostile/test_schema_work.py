@@ -429,7 +429,8 @@ ROUTES = {
 @pytest.mark.usefixtures("_short")
 @each_row("route", ROUTES)
 async def test_no_schema_of_a_stranger_keeps_the_event_loop(route: str) -> None:
-    kinds = dict([*HOSTILE.items()][:: 2 if route == "a_servers_answer" else 16])
+    first = [*ROUTES].index(route)  # each route tries other kinds
+    kinds = dict([*HOSTILE.items()][first :: 2 if route == "a_servers_answer" else 16])
     for kind, schema in kinds.items():
         found = await watched(ROUTES[route](schema, {"a": {"n": 1}}))
         assert (found.silent_s < SILENT_S, found.took_s < HOST_S) == (True, True), (kind, found)
