@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
+
+from toolcell.support import loop_thread
+from toolcell.support.loop_thread import LoopThread
 
 SHORT = """
 import resource, threading
@@ -47,3 +53,29 @@ def test_a_thread_without_memory_is_an_error(start: str) -> None:
     done = subprocess.run(host, capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.split("\n") == ["no memory", "works on", ""]
+
+
+def test_an_interrupt_while_a_loop_starts_stays_one_when_the_loop_has_ended_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupted, before = threading.Event(), {*threading.enumerate()}
+
+    class Started(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            assert interrupted.wait(60)
+            super().set_result(result)
+
+        def result(self, timeout: float | None = None) -> Any:
+            if not interrupted.is_set():
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+        def done(self) -> bool:
+            interrupted.set()
+            for thread in {*threading.enumerate()} - before - {threading.current_thread()}:
+                thread.join(60)
+            return super().done()
+
+    monkeypatch.setattr(loop_thread, "Future", Started)
+    with pytest.raises(KeyboardInterrupt):
+        LoopThread()

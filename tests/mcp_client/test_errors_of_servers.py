@@ -174,6 +174,25 @@ async def test_an_answer_that_ends_the_connection_fails_its_call_with_the_reason
         assert said in (await registry.dispatch("s.t", {})).message
 
 
+async def test_a_stream_that_nobody_waits_for_explains_no_later_loss() -> None:
+    streamed = anyio.Event()
+
+    def refuse(verb: str, headers: dict[str, str], message: Any) -> Answer | None:
+        if verb == "GET":
+            streamed.set()
+            return 200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, b"x"
+        if isinstance(message, dict) and message.get("method") == "tools/call" and message["params"].get("arguments"):
+            raise ConnectionError
+        return None
+
+    registry = ToolRegistry()
+    async with PlainServer(refuse).serve() as url, connected(registry, url=url):
+        with anyio.fail_after(60):
+            await streamed.wait()
+        assert (await registry.dispatch("s.t", {})).output == "done"
+        assert "the connection was lost" in (await registry.dispatch("s.t", {"fails": 1})).message
+
+
 LOST: dict[str, tuple[Answer, str]] = {
     "a stream that is cut": (
         (200, {"content-type": "text/event-stream"}, b'event: message\ndata: {"jsonr'),

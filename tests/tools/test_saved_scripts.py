@@ -23,6 +23,7 @@ from toolcell.run.options import OnApproval
 from toolcell.run.streaming import RunFinished
 from toolcell.tools import Budget, Origin
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
+from toolcell_bridge.guest.scripts import NOT_KEPT
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -210,13 +211,28 @@ async def test_what_fails_in_a_saved_script_says_which_script_and_line(runtime: 
     assert result.outcome is Outcome.TIMEOUT or "timeout" in str(result.error).lower()
 
 
+BEFORE_TOO_LARGE = {
+    "silent": "",
+    "in_a_line": "sys.stderr.write('50 %')",
+    "noisy": "print('x' * 2_000_000, file=sys.stderr)",
+    "replaced": "sys.stderr = io.StringIO()",
+    "none": "sys.stderr = None",
+}
+
+
 async def test_a_last_value_that_is_too_large_is_an_error_and_not_none(runtime: Runtime) -> None:
     registry = ToolRegistry()
-    registry.save_script("large", "'x' * 10_000_000")
+    for name, before in BEFORE_TOO_LARGE.items():
+        registry.save_script(name, f"import io, sys\n{before}\n'x' * 10_000_000")
     registry.save_script("no_data", "lambda: 1")
+    registry.save_script(
+        "says_so", f"import sys\nprint({f'[toolcell] {NOT_KEPT}result too large (x)'!r}, file=sys.stderr)"
+    )
 
-    assert "large (version 1): result too large" in (await by_code(runtime, registry, "large", {}))["error"]
+    for name in BEFORE_TOO_LARGE:
+        assert f"{name} (version 1): result too large" in (await by_code(runtime, registry, name, {}))["error"]
     assert await by_code(runtime, registry, "no_data", {}) == {"value": None}
+    assert await by_code(runtime, registry, "says_so", {}) == {"value": None}
 
 
 async def test_the_limits_of_a_run_hold_in_the_saved_scripts_it_calls(runtime: Runtime) -> None:

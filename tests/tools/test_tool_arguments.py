@@ -184,6 +184,14 @@ def test_all_problems_are_told_each_with_its_path_and_a_wrong_type_only_once() -
     ]
 
 
+def test_a_name_of_a_property_is_refused_with_its_reasons() -> None:
+    names = {"anyOf": [{"pattern": "^a"}, {"pattern": "^b"}]}
+    with pytest.raises(InvalidArguments, match=r'property name "zz" .*\^a.*\^b'):
+        checker({"x": {"type": "object", "propertyNames": names}}).check({"x": {"zz": 1}})
+    with pytest.raises(InvalidArguments, match="nested deeper than"):
+        checker({"x": {"propertyNames": {"type": "array"}}}).check({"x": {"[" * 200 + "]" * 200: 1}})
+
+
 @pytest.mark.conforms("C16")
 async def test_the_message_lists_problems_and_what_was_received() -> None:
     registry = ToolRegistry()

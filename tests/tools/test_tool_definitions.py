@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -283,6 +285,29 @@ def test_nothing_handed_out_can_change_what_the_registry_knows() -> None:
         registry.definitions()[0].name = "other"
     with pytest.raises(dataclasses.FrozenInstanceError):
         ToolOptions().read_only = True  # type: ignore[misc]
+
+
+def test_a_definition_is_no_data() -> None:
+    definition = ToolDefinition("search", "Search the web for things", EMPTY)
+
+    assert not dataclasses.is_dataclass(definition)
+    assert pickle.loads(pickle.dumps(definition)) == copy.deepcopy(definition) == definition
+    with pytest.raises(AttributeError, match="a ToolDefinition does not change"):
+        definition.name = "other"
+
+
+@each_row("model", ["gpt-5", "gemini-2.5-pro", "mistral-large"])
+def test_a_tool_that_strict_mode_cannot_have_is_sent_as_its_model_takes_it(model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"any": {"type": "object"}, "part": {"$ref": "#/$defs/part"}},
+        "$defs": {"part": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+    }
+    definition = ToolDefinition("search", "Search the web for things", schema)
+
+    sent = definition.to_openai(model, strict=True)["function"]
+    assert sent["strict"] is False
+    assert sent["parameters"] == definition.to_openai(model)["function"]["parameters"]
 
 
 @pytest.mark.conforms("A-b4")

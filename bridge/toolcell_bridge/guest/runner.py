@@ -106,6 +106,8 @@ class Runner:
         self._display: rich.Display | None = None
         self._held: list[Message] = []
         self._is_last = False
+        self._too_large: dict[str, Any] | None = None
+        """Why the value of a script's last expression is not its result."""
         self._has_destructors = False
         """A script of the session has written one."""
         self._is_ending = False
@@ -256,7 +258,7 @@ class Runner:
             if self._channel.fileno < 0 and self._is_serving and not is_printed:
                 sys.stderr.write(tracebacks.format_exception(exc))
             return Done(False, errors.describe(exc, run.source))
-        return Done(True, None)
+        return Done(True, self._too_large)
 
     def _exited(self, error: SystemExit, run: RunScript) -> Done:
         is_ok = error.code is None or error.code == 0
@@ -363,6 +365,7 @@ class Runner:
                 namespace[name] = own[name] = value
 
     def _begin_script(self, run: RunScript) -> None:
+        self._too_large = None
         """Prepare what the names of the sandbox refer to."""
         self._script = run
         key = run.inputs.pop(DRY_RUN, None)
@@ -511,7 +514,12 @@ class Runner:
             if shown == {HTML} and (text := rich.text_of(value)):
                 sys.stdout.write(text + "\n")
             return
-        sys.stderr.write(f"{NOT_KEPT}{problem}\n")
+        if isinstance(problem, ValueTooLarge):
+            self._too_large = {"type": "ValueTooLarge", "message": str(problem)}
+        try:
+            sys.stderr.write(f"[toolcell] {NOT_KEPT}{problem}\n")
+        except Exception:  # the script has replaced or closed it
+            pass
 
     def _show(self, value: Any, run: RunScript) -> frozenset[str]:
         """Return pictures, HTML and open figures as files. The result is their media types."""
@@ -551,5 +559,5 @@ def make_repeatable(run: RunScript) -> None:
 
 
 def _exit_code(done: Done) -> int:
-    code = 0 if done.error is None else done.error.get("exit_code", 1)
+    code = 0 if done.ok or done.error is None else done.error.get("exit_code", 1)
     return code & 255 if isinstance(code, int) else 1

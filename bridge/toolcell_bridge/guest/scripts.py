@@ -12,7 +12,7 @@ from typing import Final
 SCRIPT: Final = "<code>"
 """Name of a script's code: in tracebacks, and in what the host shows."""
 
-NOT_KEPT: Final = "[toolcell] the last expression's value was not kept as the result: "
+NOT_KEPT: Final = "the last expression's value was not kept as the result: "
 """What a script's stderr says before the reason."""
 
 

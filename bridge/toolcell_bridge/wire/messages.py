@@ -197,7 +197,8 @@ class Done:
 
     ok: bool
     error: dict[str, Plain] | None
-    """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
+    """What stopped the script, as plain data with the keys of the host's `ErrorInfo`. With `ok`: why the value of its
+    last expression, which was too large, is not the result."""
 
 
 HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NoReturn, NotRequired, TypedDict
 
 from toolcell.calls.schema import OF_RESULTS, dicts_in, pointed, with_parts, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
@@ -332,12 +332,13 @@ class _Writer:
         return part, inside
 
 
-@frozen
 class ToolDefinition:
     """Name, description and JSON Schema of one function, exactly as given: no key added, none reordered.
 
     What a schema says of names that only results have (`OF_RESULTS`) is not shown to models.
     """
+
+    __slots__ = ("_checked_json", "_parameters_json", "description", "name")
 
     name: str
     description: str
@@ -411,7 +412,7 @@ class ToolDefinition:
         parameters = self.adapted("openai-strict" if strict else dialect_of(model))
         is_strict = strict and not is_free(parameters)
         if is_strict is not strict:
-            parameters = self.adapted("openai")
+            parameters = self.adapted(dialect_of(model))
         function = ProviderFunction(name=provider_name(self.name), description=self.description, parameters=parameters)
         if strict:
             function["strict"] = is_strict
@@ -430,6 +431,15 @@ class ToolDefinition:
     def renamed(self, name: str) -> ToolDefinition:
         """The same definition under another name."""
         return ToolDefinition(name, self.description, self.checked_parameters)
+
+    def __setattr__(self, key: str, value: object) -> NoReturn:
+        raise AttributeError(f"a ToolDefinition does not change; cannot set {key!r}")
+
+    def __delattr__(self, key: str) -> NoReturn:
+        raise AttributeError(f"a ToolDefinition does not change; cannot delete {key!r}")
+
+    def __reduce__(self) -> tuple[type[ToolDefinition], tuple[str, str, dict[str, Any]]]:
+        return ToolDefinition, (self.name, self.description, self.checked_parameters)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ToolDefinition):

@@ -709,8 +709,8 @@ class Walk:
                     self._refuse(path, _unlike, {"contains": asked}, value)
             case "propertyNames", dict():
                 for name in value:
-                    if not self._is_full and (outcome := self._attempt(asked, name, ())) and outcome[2]:
-                        self._refuse(path, _misnamed, outcome[2][0], name)
+                    if not self._is_full and (problems := self._problems_of_name(asked, name)):
+                        self._refuse(path, _misnamed, problems[0], name)
             case "dependentSchemas" | "dependentRequired" | "dependencies", dict():
                 for name, below in asked.items():
                     if name in value and isinstance(below, list):
@@ -718,6 +718,15 @@ class Walk:
                     elif name in value:
                         value = self._value(below, value, path, depth)
         return value
+
+    def _problems_of_name(self, part: Any, name: str) -> list[Problem]:
+        """Unlike an attempt, it is meant to fit: the problems are whole, and a name that is too deep is refused."""
+        above = self._mended, self._problems
+        self._problems = []
+        self._value(part, name, ())
+        problems = self._problems
+        self._mended, self._problems = above
+        return problems
 
 
 def _fits(outcome: Outcome | None) -> bool:

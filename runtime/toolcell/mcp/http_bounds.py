@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -30,7 +31,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     """Ends answers that are longer than a message may be, and replaces those with too much structure by an error."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, name: str, note: Callable[[str], None]) -> None:
-        """`note` is told why an answer is given up: calls whose answers come then say so."""
+        """`note` is told why an answer is given up that somebody waits for: calls that end with it say so."""
         self._inner, self._note = inner, note
         self._lines = Pace(name, "lines of events a second", (LINES_PER_S, LINE_BURST))
         self._next_stream = 0.0
@@ -43,21 +44,23 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             now = anyio.current_time()
             due, self._next_stream = self._next_stream, max(now, self._next_stream) + REOPENED_S
             await anyio.sleep(max(0.0, due - now))
+        asked = message_of(request)
+        ident = asked.get("id") if isinstance(asked, dict) else None
+        given_up = partial(self._given_up, ident)
         response = await self._inner.handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise self._given_up("the server compresses what it sends; a bound would not hold for it")
+            raise given_up("the server compresses what it sends; a bound would not hold for it")
         response = await explained(request, response, self._inner)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         kind = _Events if is_stream else _Body
-        asked = message_of(request)
-        ident = asked.get("id") if isinstance(asked, dict) else None
-        response.stream = kind(response.stream, ident, self._lines, self._given_up)
+        response.stream = kind(response.stream, ident, self._lines, given_up)
         return response
 
-    def _given_up(self, problem: str) -> httpx2.ReadError:
-        self._note(problem)
+    def _given_up(self, ident: Any, problem: str) -> httpx2.ReadError:
+        if ident is not None:
+            self._note(problem)
         return httpx2.ReadError(problem)
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import BELOW, Exit, LimitExceeded, Sample
 from toolcell.support.text import for_terminal
+from toolcell_bridge.guest.scripts import NOT_KEPT
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Done
 
@@ -139,6 +140,8 @@ def warnings_of(end: RunEnd) -> tuple[str, ...]:
         said.append(f"reached the limit memory_bytes={limits.memory_bytes}; the kernel killed a process for it")
     if end.refused:
         said.append(f"{end.refused} tool calls past the limit tool_calls={limits.tool_calls} were refused")
+    if isinstance(end.stopped, Done) and end.stopped.error is not None and not end.has_value:
+        said.append(NOT_KEPT + error_info(end.stopped.error).message)
     return tuple(said)
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -36,7 +37,8 @@ class LoopThread:
         except BaseException:  # such as Ctrl-C: nobody can stop this loop any more
             self.has_ended = True
             if self._started.done() and self._started.exception() is None:
-                self._started.result().start_task_soon(self._started.result().stop)
+                with suppress(RuntimeError):  # it has ended by itself meanwhile
+                    self._started.result().start_task_soon(self._started.result().stop)
             raise
 
     def _run(self) -> None:

@@ -632,15 +632,11 @@ class ScriptTarget:
             return replace(result, error=replace(result.error, message=message))
         if result.has_value:
             return result
-        if too_large := _TOO_LARGE.search(
-            result.details["logs"]["stderr"]
-        ):  # whoever calls it must not take it for None
-            message = f"script {script.name} (version {script.version}): {too_large[1]}"
-            return ToolResult.fail(message, code=ErrorCode.TOO_LARGE)
+        for warning in result.details["warnings"]:
+            if warning.startswith(NOT_KEPT):  # whoever calls it must not take it for None
+                message = f"script {script.name} (version {script.version}): {warning.removeprefix(NOT_KEPT)}"
+                return ToolResult.fail(message, code=ErrorCode.TOO_LARGE)
         return replace(result, value=None, has_value=True)
-
-
-_TOO_LARGE: Final = re.compile(rf"^{re.escape(NOT_KEPT)}(result too large .*)$", re.MULTILINE)
 
 
 def _check_nesting(script: SavedScript, run: RunContext) -> None:
