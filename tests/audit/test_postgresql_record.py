@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from toolcell.audit import AuditLog, HmacKey, Index, read_log_id, records, verif
 from toolcell.audit.postgres_record import glob_pattern
 from toolcell.control import Approve
 from toolcell.errors import AuditError, ResumeError, UsageError
-from toolcell.journal.database import SESSION, JournalDatabase, OpenJournal, UnderWay
+from toolcell.journal.database import REQUEST, SESSION, JournalDatabase, OpenJournal, UnderWay
+from toolcell.journal.request_keys import RequestKeys
 from toolcell.journal.store import JournalStore
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio, pytest.mark.postgres, pytest.mark.timeout(300)]
@@ -290,13 +291,76 @@ def test_a_journal_that_another_process_took_up_is_noticed_after_two_losses(
             assert [b"theirs" in body for _, body in theirs.records(SESSION, name)] == [False, True]
 
 
-def write_elsewhere(journals: JournalDatabase, name: str) -> None:
+def test_a_journal_that_another_process_looked_at_while_the_connection_was_lost_is_still_ours(
+    url: str, way: Way, postgres_server: str
+) -> None:
+    with (
+        AuditLog(url, key=KEY) as log,
+        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
+        closing(JournalDatabase(other)) as theirs,
+        closing(JournalDatabase(log)) as ours,
+    ):
+        journal = OpenJournal(ours, SESSION, "s")
+        journal.write("x", 1)
+        log.flush(wait=True)
+        way.is_refusing = True
+        way.cut()
+        seen = opened_elsewhere(theirs, SESSION, "s")
+        way.is_refusing = False
+
+        def let_go() -> None:
+            seen.close()
+            other.flush(wait=True)
+
+        timer = threading.Timer(0.3, let_go)
+        timer.start()
+        journal.write("x", 2)
+        assert log.flush(wait=True)
+        timer.join()
+        assert [n for n, _ in theirs.records(SESSION, "s")] == [1, 2]
+
+
+@pytest.mark.parametrize("is_begun_again", [False, True])
+def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
+    url: str, way: Way, postgres_server: str, is_begun_again: bool
+) -> None:
+    with (
+        AuditLog(url, key=KEY) as log,
+        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
+        closing(JournalDatabase(other)) as theirs,
+        closing(JournalDatabase(log)) as ours,
+    ):
+        keys = RequestKeys(ours, "ann")
+        keys.begin("k", b"digest", "run-1")
+        way.is_refusing = True
+        way.cut()
+        seen = opened_elsewhere(theirs, REQUEST, "ann k")
+        if is_begun_again:
+            seen.remove()
+            seen.write(b"other", "run-2")
+            seen.write(200, "text/plain")
+            other.flush(wait=True)
+        way.is_refusing = False
+        with pytest.raises(OSError, match="begun the request since") if is_begun_again else nullcontext():
+            keys.finish("k", (200, "text/plain", b"x"))
+        append(log)
+        assert keys.begin("next", b"digest", "run-3").state == "begun"
+        seen.close()
+        other.flush(wait=True)
+        entry = RequestKeys(theirs, "ann").begin("k", b"digest", "run-4")
+        assert (entry.state, entry.body) == (("other request", None) if is_begun_again else ("answered", b"x"))
+
+
+def opened_elsewhere(journals: JournalDatabase, kind: str, name: str) -> OpenJournal:
     for _ in range(600):
-        try:
-            journal = OpenJournal(journals, SESSION, name)
-            break
-        except UnderWay:  # the server has not seen yet that the connection is gone
-            threading.Event().wait(0.1)
+        with suppress(UnderWay):  # the server has not seen yet that the connection is gone
+            return OpenJournal(journals, kind, name)
+        threading.Event().wait(0.1)
+    raise AssertionError("the server still has the connection")
+
+
+def write_elsewhere(journals: JournalDatabase, name: str) -> None:
+    journal = opened_elsewhere(journals, SESSION, name)
     journal.write("x", "theirs")
     journal.close()
     journals.log.flush(wait=True)

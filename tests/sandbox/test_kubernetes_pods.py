@@ -283,6 +283,7 @@ def test_the_command_line_writes_what_kubectl_reads() -> None:
         (["--namespace", ""], "--namespace takes a name of Kubernetes"),
         (["--service-account", "A B"], "--service-account takes a name of Kubernetes"),
         (["--runtime-class", "g V"], "--runtime-class takes a name of Kubernetes"),
+        (["--runtime-class", ""], "--runtime-class takes a name of Kubernetes"),
         (["--image", "a b"], "--image takes a name such as"),
         (["--image", ""], "--image takes a name such as"),
     ],

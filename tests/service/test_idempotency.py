@@ -52,12 +52,12 @@ def clock() -> Clock:
 
 
 @contextmanager
-def opened(place: Place, **options: Any) -> Iterator[RequestKeys]:
+def opened(
+    place: Place, config: RecordConfig = CONFIG, kind: type[JournalDatabase] = JournalDatabase, **options: Any
+) -> Iterator[RequestKeys]:
     """The keys of one process of a service."""
-    with AuditLog(place, config=CONFIG) as log:
-        database = JournalDatabase(log)
-        yield RequestKeys(database, **options)
-        database.close()
+    with AuditLog(place, config=config) as log, closing(kind(log)) as database:
+        yield RequestKeys(database, "ann", **options)
 
 
 @pytest.fixture
@@ -105,21 +105,95 @@ def test_a_key_is_forgotten_after_its_time_and_not_before(keys: RequestKeys, clo
     assert keys.begin("long", ONE, "run-5") == Entry("running", "run-2"), "it still runs"
 
 
-def test_what_is_too_old_is_removed_when_a_key_is_used_or_the_record_is_opened(
+def test_what_is_too_old_is_removed_when_a_key_is_used_and_not_while_the_record_is_opened(
     keys: RequestKeys, place: Place, clock: Clock
 ) -> None:
     keys.begin("a", ONE, "run-1")
     done(keys, "a", b"x" * 50)
     clock.now += 160
     keys.begin("b", ONE, "run-2")
-    assert rows(place, "SELECT DISTINCT name FROM kept WHERE kind = 'request'") == [("b",)]
+    assert rows(place, "SELECT DISTINCT name FROM kept WHERE kind = 'request'") == [("ann b",)]
     done(keys, "b")
     with opened(place) as others:
-        others._database.open()  # type: ignore[attr-defined]
         assert others.begin("b", ONE, "run-3").state == "answered", "others keep it for longer"
+    config = RecordConfig(continue_s=1e-3, token_s=1e-3)
+    with AuditLog(place, config=config) as log, closing(JournalDatabase(log)) as database:
+        database.open()  # in the event loop, and there may be very many
+        assert rows(place, "SELECT DISTINCT name FROM kept WHERE kind = 'request'") == [("ann b",)]
     with opened(place, keep_s=1e-3) as others:
-        others._database.open()  # type: ignore[attr-defined]
-    assert not rows(place, "SELECT name FROM kept WHERE kind = 'request'")
+        others.begin("c", ONE, "run-4")
+        assert rows(place, "SELECT DISTINCT name FROM kept WHERE kind = 'request'") == [("ann c",)]
+
+
+def test_an_old_key_whose_process_died_is_removed_and_one_under_way_is_not(place: Place, clock: Clock) -> None:
+    with opened(place) as killed:
+        killed.begin("died", ONE, "run-1")
+        killed.end("died")
+    with opened(place, keep_s=100, clock=clock) as keys:
+        assert keys.begin("died", ONE, "run-2") == Entry("interrupted", "run-1")
+        keys.begin("long", ONE, "run-3")
+        clock.now += 200
+        keys.begin("new", ONE, "run-4")
+        found = rows(place, "SELECT name FROM kept WHERE kind = 'request' ORDER BY name")
+        assert found == [("ann long",), ("ann new",)]
+
+
+def test_tenants_that_have_one_record_have_keys_of_their_own(place: Place) -> None:
+    with AuditLog(place, config=CONFIG) as log, closing(JournalDatabase(log)) as database:
+        ann, bob = (RequestKeys(database, name, rows=1) for name in ("ann", "bob"))
+        for keys, run in ((ann, "run-1"), (bob, "run-2")):
+            assert keys.begin("k", ONE, run) == Entry("begun", run)
+            done(keys, "k", run.encode())
+        for keys, run in ((ann, "run-1"), (bob, "run-2")):
+            assert keys.begin("k", ONE, "run-3") == Entry("answered", run, 200, "text/plain", run.encode())
+
+
+def test_a_record_that_keeps_nothing_keeps_which_keys_were_used(place: Place) -> None:
+    with opened(place, RecordConfig(continue_bytes=0)) as keys:
+        for number, answer in enumerate((b"", b"x")):
+            assert keys.begin(f"k{number}", ONE, "run-1").state == "begun"
+            done(keys, f"k{number}", answer)
+            assert keys.begin(f"k{number}", ONE, "run-2") == Entry("answered", "run-1", 200, "text/plain")
+
+
+def test_an_answer_is_written_at_once_and_never_in_part(place: Place) -> None:
+    """Who asked between its status and its bytes would be told that it is not kept."""
+    with opened(place) as other:
+        found = list[Entry]()
+
+        class Looking(JournalDatabase):
+            def check_room(self, size: int) -> None:
+                self.settle()
+                found.append(other.begin("k", ONE, "run-2"))
+                super().check_room(size)
+
+        with opened(place, kind=Looking) as keys:
+            keys.begin("k", ONE, "run-1")
+            done(keys, "k", b"x")
+            assert found == [Entry("running", "run-1")]
+            assert other.begin("k", ONE, "run-2") == Entry("answered", "run-1", 200, "text/plain", b"x")
+
+
+def test_keys_are_counted_rarely_and_nobody_waits_for_that(place: Place, clock: Clock) -> None:
+    """There may be very many."""
+    looks = list[int]()
+
+    class Looked(JournalDatabase):
+        @contextmanager
+        def reading_alone(self) -> Iterator[Any]:
+            looks.append(len(looks))
+            with super().reading_alone() as db:
+                self.check_room(1)
+                if len(looks) > 2:  # the first one must be waited for
+                    assert keys.begin(f"meanwhile-{len(looks)}", ONE, "run-2").state == "begun"
+                yield db
+
+    with opened(place, kind=Looked, clock=clock, rows=250) as keys:
+        for number in range(120):
+            assert keys.begin(f"k{number}", ONE, "run-1").state == "begun"
+            done(keys, f"k{number}")
+            clock.now += 1
+    assert 0 < len(looks) <= 6
 
 
 def test_the_key_of_a_request_under_way_is_kept_however_long_that_takes(
@@ -180,7 +254,7 @@ import sys
 from toolcell.audit import AuditLog
 from toolcell.journal.database import JournalDatabase
 from toolcell.journal.request_keys import RequestKeys
-keys = RequestKeys(JournalDatabase(AuditLog(sys.argv[1]).open()))
+keys = RequestKeys(JournalDatabase(AuditLog(sys.argv[1]).open()), "ann")
 print(keys.begin("k", bytes.fromhex(sys.argv[2]), "run-1").state, flush=True)
 sys.stdin.read()
 """

@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from toolcell import SandboxUnavailable, ToolRegistry
+from toolcell.audit import RecordConfig
 from toolcell.sandbox.pool import Pool
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
@@ -213,3 +214,25 @@ def test_an_answer_is_kept_for_those_who_have_the_same_rights(tmp_path: Path, le
     assert (first.status_code, again.content) == (200, first.content), first.text
     assert other.status_code == 422, other.text
     assert len(ledger.calls) == 1
+
+
+def test_a_tenant_whose_record_keeps_nothing_runs_a_request_once(tmp_path: Path, ledger: Ledger) -> None:
+    defaults = TenantConfig(record_config=RecordConfig(continue_bytes=0))
+    app = create_app(ServiceConfig(state=tmp_path / "s", defaults=defaults), registry=ToolRegistry([ledger.note]))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+        assert client.post("/v1/execute", json={"code": "1"}).status_code == 200
+        first, second = send(client, "once"), send(client, "once")
+    assert (first.status_code, second.status_code, second.json()["code"]) == (200, 409, "answer_not_kept")
+    assert ledger.calls == ["x"]
+
+
+def test_tenants_with_one_record_never_get_the_answer_of_another(tmp_path: Path, ledger: Ledger) -> None:
+    tokens = TokenDatabase(tmp_path / "tokens.db")
+    secrets = [tokens.create(name, [Scope.EXECUTE]).text for name in ("acme", "bolt")]
+    tokens.close()
+    tenants = {name: TenantConfig(record=tmp_path / "one.db") for name in ("acme", "bolt")}
+    config = ServiceConfig(state=tmp_path / "service", tokens=tmp_path / "tokens.db", tenants=tenants)
+    app = create_app(config, registry=ToolRegistry([ledger.note]))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+        answers = [send(client, "k", Authorization=f"Bearer {secret}") for secret in secrets]
+    assert [each.json()["value"] for each in answers] == [1, 2]

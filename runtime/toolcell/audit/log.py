@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,13 @@ class _Rows:
     ) -> None:
         self.statement, self.rows, self.then, self.lock, self.last = statement, rows, then, lock, last
         self.size = removes_bytes + sum(len(each) for row in rows for each in row if type(each) is bytes)
+
+
+def _lost_rows(queued: Iterable[object]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of journals that somebody else has: they are not written."""
+    for each in queued:
+        if type(each) is _Rows and each.lock is not None and each.lock.is_lost:
+            yield from each.rows
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each write
@@ -440,9 +447,10 @@ class AuditLog:
         def write(db: store.Connection) -> None:
             for lock, last in lasts:
                 lock.attempted.add(last)
+            lost = {id(row) for row in _lost_rows(queued)} if any(lock.is_lost for lock, _ in lasts) else ()
             with self.database.batch(db):
                 db.executemany(store.INSERT_EVENT, rows)
-                store.execute(db, changes)
+                store.execute(db, [each for each in changes if id(each[1]) not in lost] if lost else changes)
             if also is not None:
                 also(db)
 

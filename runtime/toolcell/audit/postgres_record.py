@@ -465,7 +465,7 @@ class PostgresRecord(RecordDatabase):
             with self._names:
                 missing = [each for each in self._locks.values() if each.is_held and not each.is_taken]
             for lock in missing:
-                if not self._take(db, lock):
+                if not self._take(db, lock) and not lock.may_be_lost:
                     self._give_up(lock)
             db.execute("BEGIN")
 
@@ -626,13 +626,25 @@ class PostgresRecord(RecordDatabase):
         with self._names:
             locks = [each for each in self._locks.values() if each.must_check]
         for lock in locks:
-            query = "SELECT n, at FROM kept WHERE kind = ? AND name = ? ORDER BY n DESC LIMIT 1"
-            is_taken = self._take(db, lock)
-            last = db.execute(query, (lock.kind, lock.name)).fetchone() or (0, 0)
-            is_ours = lock.written in (None, last[0]) or last in lock.attempted
-            if not (is_taken and is_ours):
-                self._give_up(lock)
-            lock.must_check = False
+            while not self._is_back(db, lock):  # somebody may only look whether it is open
+                if time.monotonic() >= until:
+                    raise AuditError(
+                        f"cannot write the record {self.place} now: the connection was lost, and another process has "
+                        f"opened {lock.kind} {lock.name} meanwhile"
+                    )
+                time.sleep(RECONNECT_S)
+
+    def _is_back(self, db: PostgresConnection, lock: _NameLock) -> bool:
+        """Lock a name again. False: somebody else has it, but has written nothing."""
+        query = "SELECT n, at FROM kept WHERE kind = ? AND name = ? ORDER BY n DESC LIMIT 1"
+        is_taken = self._take(db, lock)
+        last = db.execute(query, (lock.kind, lock.name)).fetchone() or (0, 0)
+        is_ours = lock.written in (None, last[0]) or last in lock.attempted
+        if not is_ours and not lock.may_be_lost:
+            self._give_up(lock)
+        lock.is_lost = not is_ours
+        lock.is_held, lock.must_check = is_ours, is_ours and not is_taken
+        return is_taken or lock.may_be_lost
 
     def _give_up(self, lock: _NameLock) -> None:
         self._problem = (

@@ -102,6 +102,10 @@ class Lock(ABC):
         """Number of the last record of the journal; None: it is not known yet."""
         self.attempted: set[tuple[int, int]] = set()
         """Number and time of that record if a later write was committed, of which that is not known."""
+        self.may_be_lost = False
+        """The record can still be written without it."""
+        self.is_lost = False
+        """Then somebody else has written to the journal."""
 
     @abstractmethod
     def release(self) -> None:

@@ -90,7 +90,7 @@ class JournalDatabase:
         self.file = self.database.file
         self.place = str(self.file or self.database.place)
         """Names the record in messages."""
-        self.keep_s = {USED: max(self.config.continue_s, self.config.token_s), REQUEST: math.inf}
+        self.keep_s = {USED: max(self.config.continue_s, self.config.token_s)}
         """How long journals of a kind are kept, where that is not `continue_s`."""
         self._lock = threading.Lock()
         self._db: store.Connection | None = None
@@ -127,6 +127,13 @@ class JournalDatabase:
                 self._abandoned, self._process = self._db, os.getpid()
                 self._db = self.database.open_read_only()
             yield self._db
+
+    @contextmanager
+    def reading_alone(self) -> Iterator[store.Connection]:
+        """Yield a new connection, for a look that takes long: nobody waits for it."""
+        self.settle()
+        with self._translated(), closing(self.database.open_read_only()) as db:
+            yield db
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -271,6 +278,11 @@ class JournalDatabase:
         with self._translated():
             return int(self.log.change(lambda db: db.execute(statement, values).rowcount))
 
+    def change_each(self, statement: str, rows: Collection[tuple[Any, ...]]) -> None:
+        """Do so with each of many values, in one transaction."""
+        with self._translated():
+            self.log.change(lambda db: db.executemany(statement, rows))
+
     # What is kept
 
     def check_room(self, size: int) -> None:
@@ -321,19 +333,15 @@ class JournalDatabase:
                 self.forget_old()
                 self._count_again()
 
-    def forget_old(self, now: float = 0.0) -> None:
-        """Remove what nobody uses and nothing was written to for longer than it is kept. `now`: if not the time."""
-        now = now or time.time()
-        query = "SELECT kind, name, max(at) FROM kept GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
-        before = _ns(now - min(self.config.continue_s, *self.keep_s.values()))
+    def forget_old(self) -> None:
+        """Remove what nobody uses and nothing was written to for longer than it is kept; `RequestKeys` removes keys."""
+        now = time.time()
+        kinds = (RUN, SESSION, DRAFT, MAP, STATE, USED)
+        which = f"FROM kept WHERE kind IN ({', '.join('?' * len(kinds))})"
+        query = f"SELECT kind, name, max(at) {which} GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
+        before = int((now - min(self.config.continue_s, *self.keep_s.values())) * 1e9)
         with self.reading() as db:
-            if db.execute("SELECT 1 FROM kept WHERE at < ?", (before,)).fetchone() is None:
-                return
-        answered = "SELECT name FROM kept WHERE kind = ? AND n > 1 AND at < ?"  # there may be very many
-        values = (REQUEST, REQUEST, _ns(max(0.0, now - self.keep_s[REQUEST])))
-        self.change(f"DELETE FROM kept WHERE kind = ? AND name IN ({answered})", values)
-        with self.reading() as db:
-            old = db.execute(query, (before,)).fetchall()
+            old = db.execute(query, (*kinds, before)).fetchall()
         for kind, name, at in old:
             owner, separator = OF.get(kind, ("", "."))
             is_kept = at >= (now - self.keep_s.get(kind, self.config.continue_s)) * 1e9
@@ -382,10 +390,6 @@ _INSERT: Final = (
 _REMOVE: Final = "DELETE FROM kept WHERE kind = ? AND name = ?"
 
 
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
-
-
 class OpenJournal:
     """One journal. Only one process, and one object of it, has it open at a time; a kill closes it."""
 
@@ -431,10 +435,16 @@ class OpenJournal:
                 # Whoever had it open let go when everything was written.
                 self._last = database.last(self.kind, self.name, is_written=True)
             lock.written = self._last
+            lock.may_be_lost = self.kind == REQUEST
         except BaseException:
             lock.release()
             raise
         self._lock = lock
+
+    @property
+    def lock(self) -> store.Lock | None:
+        """What keeps others out, while it is open."""
+        return self._lock
 
     @property
     def is_new(self) -> bool:
@@ -467,6 +477,10 @@ class OpenJournal:
             self._waiting.append(body)
             return
         self._append([*self._waiting, body], needs_room=needs_room)
+
+    def write_each(self, records: Collection[tuple[Any, ...]]) -> None:
+        """Append records, all of them or none."""
+        self._append([pack(list(each)) for each in records])
 
     def write_anew(self, *fields: Any) -> None:
         """Do the same, in place of every other record."""

@@ -16,7 +16,7 @@ from toolcell.audit import AuditLog, HmacKey, save_private
 from toolcell.control import Draft
 from toolcell.egress import Egress
 from toolcell.errors import McpServerError, UsageError
-from toolcell.journal import RequestKeys
+from toolcell.journal import JournalDatabase, RequestKeys
 from toolcell.quotas import Quotas
 from toolcell.results import Suspension
 from toolcell.runtime import Runtime
@@ -191,8 +191,10 @@ class Tenants:
             self._make_folder(name, config)
             log = AuditLog(config.record, config=config.record_config)
             runtime = self._runtime(name, config, registry, log)
-            keys = RequestKeys(runtime.journals.database, self._config.idempotency_s, self._config.idempotency_keys)
             await stack.enter_async_context(runtime)
+            database = JournalDatabase(log)  # also where nothing that runs need is kept
+            stack.callback(database.close)
+            keys = RequestKeys(database, name, self._config.idempotency_s, self._config.idempotency_keys)
             self._on_open(name, runtime)
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
             stack.push_async_callback(files.close)
