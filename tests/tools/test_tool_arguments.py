@@ -344,6 +344,13 @@ async def test_a_call_that_was_changed_stands_in_transcripts_as_it_is_made(
     assert changed.to_openai()["function"]["arguments"] == changed.arguments_json == '{"n": 1}'
 
 
+def test_a_change_below_the_first_level_of_arguments_stands_in_transcripts() -> None:
+    parsed = ToolCall("1", "pay", '{"to": {"name": "ann"}}').parsed()
+    assert isinstance(parsed.arguments, dict)
+    parsed.arguments["to"]["name"] = "bob"
+    assert parsed.arguments_json == parsed.to_openai()["function"]["arguments"] == '{"to": {"name": "bob"}}'
+
+
 def test_a_call_that_was_given_as_a_mapping_stays_one() -> None:
     call = ToolCall("1", "take", {"n": 1}, mode=ParseMode.PARTIAL)
 

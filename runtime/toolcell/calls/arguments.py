@@ -476,7 +476,7 @@ class ToolCall(_WithText):
         if mode is ParseMode.INVALID or not isinstance(value, dict):
             return replaced(self, mode=mode)
         parsed = replaced(self, arguments=value, mode=mode)
-        object.__setattr__(parsed, "_read", (self.arguments, {**value}))
+        object.__setattr__(parsed, "_read", (self.arguments, json_copy(value)))
         return parsed
 
     def parsed_if_safe(self) -> Self:
