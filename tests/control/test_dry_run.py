@@ -272,6 +272,8 @@ def test_an_error_about_a_placeholder_says_what_that_is(opened: SyncRuntime, fol
 
     assert draft.error is not None and draft.error.line == 2
     assert "a Placeholder stands for the result of a call that a dry run collected" in draft.error.message
+    own = opened.execute_code("class Placeholder: pass\nPlaceholder() + 1", tools=folders.registry)
+    assert own.error is not None and own.error.message.endswith("'Placeholder' and 'int'")
 
 
 def test_what_is_known_of_the_arguments_is_checked_at_once_and_the_rest_at_the_commit(

@@ -307,6 +307,18 @@ def test_a_key_that_could_not_be_noted_is_not_noted_later(tmp_path: Path, monkey
         assert keys.begin("k", OTHER, "run-2").state == "begun"
 
 
+def test_keys_take_no_room_of_runs_and_their_answers_are_named_where_there_is_none(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "runs.db", config=CONFIG) as log, closing(JournalDatabase(log)) as database:
+        keys = RequestKeys(database, "ann")
+        for number in range(100):
+            keys.begin(f"k{number}", ONE, "run-1")
+            done(keys, f"k{number}")
+        with closing(JournalDatabase(log)) as counted_again:
+            counted_again.check_room(2000)
+            with pytest.raises(OSError, match="answers to idempotency keys, and there may be 4000"):
+                counted_again.check_room(4000)
+
+
 def test_parts_of_a_request_are_told_apart() -> None:
     assert digest_of("ab", "c") != digest_of("a", "bc")
     assert digest_of("ab", b"c") == digest_of(b"ab", "c")

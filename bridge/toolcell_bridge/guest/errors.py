@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from toolcell_bridge.guest import tracebacks
 from toolcell_bridge.guest.notebook_words import NOTEBOOK_INPUT
-from toolcell_bridge.guest.placeholder import NOT_LOOKED_INTO
+from toolcell_bridge.guest.placeholder import NOT_LOOKED_INTO, GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
@@ -145,7 +145,7 @@ def cure_of(error: BaseException, text: str) -> str:
             return f"; it is a dict: write [{error.name!r}]"
         if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
             return said
-        if type(error) is TypeError and "Placeholder" in text:
+        if type(error) is TypeError and GuestDryRun.is_on and "Placeholder" in text:
             return f"; a Placeholder stands for the result of a call that a dry run collected: {NOT_LOOKED_INTO}"
         if isinstance(error, (ImportError, AttributeError)) and type(first := _first(error)) is ModuleNotFoundError:
             return _missing_module(first.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
@@ -60,6 +60,9 @@ class DraftEnded(BaseException):
 
 class GuestDryRun:
     """The guest's side of one dry run."""
+
+    is_on: ClassVar[bool] = False
+    """The script is a dry run."""
 
     def __init__(self, key: str) -> None:
         self._end = f".{key}"

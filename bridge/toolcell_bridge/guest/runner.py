@@ -370,6 +370,7 @@ class Runner:
         self._script = run
         key = run.inputs.pop(DRY_RUN, None)
         dry_run = GuestDryRun(key) if isinstance(key, str) else None
+        GuestDryRun.is_on = dry_run is not None
         self._toolbox.begin(dry_run)
         names = self._names
         names["input_files"], names["install_package"] = list(self._inputs), errors.install_package

@@ -72,9 +72,9 @@ class RecordConfig(SettingsModel):
     Looked for when a Runtime opens."""
 
     continue_bytes: int | None = setting(default=GIB, ge=0)
-    """Bytes of what runs, sessions, drafts and maps need to go on. A run that would need more is refused. None: any
-    number. 0: nothing of it is written, and what waits ends with its Runtime; a service writes idempotency keys without
-    answers."""
+    """Bytes of what runs, sessions, drafts and maps need to go on, and of answers to idempotency keys. A run that would
+    need more is refused. None: any number. 0: nothing of it is written, and what waits ends with its Runtime; a service
+    writes idempotency keys without answers."""
 
     key: Path | None = None
     """File of the key that signs. None: your own, which is made when there is none."""

@@ -302,8 +302,8 @@ class JournalDatabase:
             self._used = (used if self.is_remote else 0, -math.inf)  # it is not written
             raise OSError(
                 errno.EDQUOT,
-                f"{used} bytes are kept of runs, drafts and sessions, and there may be {most} "
-                "(RecordConfig.continue_bytes); decide about what waits, or forget sessions",
+                f"{used} bytes are kept of runs, drafts, sessions and answers to idempotency keys, and there may be "
+                f"{most} (RecordConfig.continue_bytes); decide about what waits, or forget sessions",
             )
 
     def _count(self, size: int) -> int:
@@ -323,7 +323,9 @@ class JournalDatabase:
         with self.reading() as db:
             used = self.database.most_bytes(db)
             if used + size > (self.config.continue_bytes or 0):
-                used = db.execute("SELECT coalesce(sum(length(body)), 0) FROM kept").fetchone()[0]
+                # Which keys were used must be known: only the answers to their requests take room.
+                query = "SELECT coalesce(sum(length(body)), 0) FROM kept WHERE kind != ? OR n >= 3"
+                used = db.execute(query, (REQUEST,)).fetchone()[0]
         self._used = int(used), counted_s
 
     def _count_later(self) -> None:

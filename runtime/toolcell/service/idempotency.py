@@ -232,7 +232,7 @@ def _in_progress(run_id: str) -> Problem:
         "The request is under way",
         "it was sent before with this key; send it again for its answer, with `Prefer: wait=30` to wait for it",
         headers={"Retry-After": f"{RETRY_S}"},
-        run_id=run_id,
+        **({"run_id": run_id} if run_id else {}),  # another process may just have begun it
     )
 
 
