@@ -347,8 +347,8 @@ def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
         assert keys.begin("next", b"digest", "run-3").state == "begun"
         seen.close()
         other.flush(wait=True)
-        entry = RequestKeys(theirs, "ann").begin("k", b"digest", "run-4")
-        assert (entry.state, entry.body) == (("other request", None) if is_begun_again else ("answered", b"x"))
+        entry = RequestKeys(theirs, "ann").begin("k", b"other" if is_begun_again else b"digest", "run-4")
+        assert (entry.run_id, entry.body) == (("run-2", None) if is_begun_again else ("run-1", b"x"))
 
 
 def opened_elsewhere(journals: JournalDatabase, kind: str, name: str) -> OpenJournal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from toolcell import SandboxUnavailable, ToolRegistry
-from toolcell.audit import RecordConfig
+from toolcell.audit import AuditLog, RecordConfig
+from toolcell.journal.database import REQUEST, JournalDatabase, OpenJournal
 from toolcell.sandbox.pool import Pool
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
@@ -214,6 +216,22 @@ def test_an_answer_is_kept_for_those_who_have_the_same_rights(tmp_path: Path, le
     assert (first.status_code, again.content) == (200, first.content), first.text
     assert other.status_code == 422, other.text
     assert len(ledger.calls) == 1
+
+
+def test_a_key_that_another_process_has_just_taken_names_no_run(tmp_path: Path, ledger: Ledger) -> None:
+    config = ServiceConfig(state=tmp_path / "service")
+    app = create_app(config, registry=ToolRegistry([ledger.note]))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+        send(client, "other")
+        record = config.tenant("default").record
+        with (
+            AuditLog(record) as log,
+            closing(JournalDatabase(log)) as database,
+            closing(OpenJournal(database, REQUEST, "default k")),
+        ):
+            told = send(client, "k")
+    assert (told.status_code, told.json()["code"]) == (409, "in_progress")
+    assert "run_id" not in told.json()
 
 
 def test_a_tenant_whose_record_keeps_nothing_runs_a_request_once(tmp_path: Path, ledger: Ledger) -> None:
