@@ -52,7 +52,7 @@ async def interrupted_problem(tenant: Tenant, run_id: str) -> Problem:
         told = "; a call in doubt had begun and has no answer: its tool may have done its work"
     count = f"calls that it had begun: {len(calls)}"
     members: dict[str, Any] = {"run_id": run_id, "calls": calls}
-    detail = f"the service ended while it carried out run {run_id}, and does not begin it again; {count}{told}"
+    detail = f"the service that carried out run {run_id} was lost or ended, and it is not begun again; {count}{told}"
     return Problem(409, "interrupted", "The run was interrupted", detail, **members)
 
 
