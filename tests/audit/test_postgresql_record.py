@@ -351,6 +351,43 @@ def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
         assert (entry.run_id, entry.body) == (("run-2", None) if is_begun_again else ("run-1", b"x"))
 
 
+@pytest.mark.parametrize("is_begun_there", [False, True])
+def test_a_key_that_another_process_takes_while_it_is_noted_is_begun_once(
+    url: str, way: Way, postgres_server: str, is_begun_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        AuditLog(url, key=KEY) as log,
+        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
+        closing(JournalDatabase(other)) as theirs,
+        closing(JournalDatabase(log)) as ours,
+    ):
+        keys, taken, remove = RequestKeys(ours, "ann"), list[OpenJournal](), OpenJournal.remove
+
+        def remove_and_be_cut_off(journal: OpenJournal) -> None:
+            remove(journal)
+            if taken or journal.name != "ann k":
+                return
+            ours.settle()
+            way.is_refusing = True
+            way.cut()
+            taken.append(opened_elsewhere(theirs, REQUEST, "ann k"))
+            if is_begun_there:
+                taken[0].write(b"digest", "run-2")
+                other.flush(wait=True)
+            way.is_refusing = False
+
+        monkeypatch.setattr(OpenJournal, "remove", remove_and_be_cut_off)
+        with pytest.raises(OSError, match="another process has the key now"):
+            keys.begin("k", b"digest", "run-1")
+        append(log)
+        assert keys.begin("next", b"digest", "run-3").state == "begun"
+        assert len([*theirs.records(REQUEST, "ann k")]) == is_begun_there
+        taken[0].close()
+        other.flush(wait=True)
+        found = keys.begin("k", b"digest", "run-4")
+        assert (found.state, found.run_id) == (("interrupted", "run-2") if is_begun_there else ("begun", "run-4"))
+
+
 def opened_elsewhere(journals: JournalDatabase, kind: str, name: str) -> OpenJournal:
     for _ in range(600):
         with suppress(UnderWay):  # the server has not seen yet that the connection is gone

@@ -344,6 +344,13 @@ async def test_a_call_that_was_changed_stands_in_transcripts_as_it_is_made(
     assert changed.to_openai()["function"]["arguments"] == changed.arguments_json == '{"n": 1}'
 
 
+@each_row("levels", [100, 600, 900, 100_000])
+def test_arguments_of_any_depth_are_read(levels: int) -> None:
+    text = '{"a": ' + "[" * levels + "]" * levels + "}"
+    call = ToolCall("1", "take", text).parsed_if_safe()
+    assert call.arguments_json == text and call.to_openai()["function"]["name"] == "take"
+
+
 def test_a_change_below_the_first_level_of_arguments_stands_in_transcripts() -> None:
     parsed = ToolCall("1", "pay", '{"to": {"name": "ann"}}').parsed()
     assert isinstance(parsed.arguments, dict)

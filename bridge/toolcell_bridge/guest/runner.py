@@ -365,8 +365,8 @@ class Runner:
                 namespace[name] = own[name] = value
 
     def _begin_script(self, run: RunScript) -> None:
-        self._too_large = None
         """Prepare what the names of the sandbox refer to."""
+        self._too_large = None
         self._script = run
         key = run.inputs.pop(DRY_RUN, None)
         dry_run = GuestDryRun(key) if isinstance(key, str) else None

@@ -635,11 +635,15 @@ class PostgresRecord(RecordDatabase):
                 time.sleep(RECONNECT_S)
 
     def _is_back(self, db: PostgresConnection, lock: _NameLock) -> bool:
-        """Lock a name again. False: somebody else has it, but has written nothing."""
+        """Lock a name again. False: somebody else has it, but has written nothing. One that may be lost is not waited
+        for."""
         query = "SELECT n, at FROM kept WHERE kind = ? AND name = ? ORDER BY n DESC LIMIT 1"
         is_taken = self._take(db, lock)
         last = db.execute(query, (lock.kind, lock.name)).fetchone() or (0, 0)
-        is_ours = lock.written in (None, last[0]) or last in lock.attempted
+        is_written = last in lock.attempted
+        is_ours = is_written or lock.written in (None, last[0])
+        if lock.may_be_lost and not (is_taken or is_written or lock.has_begun):
+            is_ours = False  # whoever has it may be beginning the same request
         if not is_ours and not lock.may_be_lost:
             self._give_up(lock)
         lock.is_lost = not is_ours

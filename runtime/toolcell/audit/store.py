@@ -104,6 +104,8 @@ class Lock(ABC):
         """Number and time of that record if a later write was committed, of which that is not known."""
         self.may_be_lost = False
         """The record can still be written without it."""
+        self.has_begun = False
+        """Of one that may be lost: its first record is written, so somebody else who has it only looks."""
         self.is_lost = False
         """Then somebody else has written to the journal."""
 

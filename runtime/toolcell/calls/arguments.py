@@ -476,7 +476,11 @@ class ToolCall(_WithText):
         if mode is ParseMode.INVALID or not isinstance(value, dict):
             return replaced(self, mode=mode)
         parsed = replaced(self, arguments=value, mode=mode)
-        object.__setattr__(parsed, "_read", (self.arguments, json_copy(value)))
+        try:
+            read = json_copy(value)
+        except RecursionError:  # deeper than any tool takes: it is refused
+            read = value
+        object.__setattr__(parsed, "_read", (self.arguments, read))
         return parsed
 
     def parsed_if_safe(self) -> Self:

@@ -303,7 +303,7 @@ class JournalDatabase:
             raise OSError(
                 errno.EDQUOT,
                 f"{used} bytes are kept of runs, drafts, sessions and answers to idempotency keys, and there may be "
-                f"{most} (RecordConfig.continue_bytes); decide about what waits, or forget sessions",
+                f"{most} (RecordConfig.continue_bytes); decide about what waits, forget sessions, or raise it",
             )
 
     def _count(self, size: int) -> int:

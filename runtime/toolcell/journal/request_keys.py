@@ -112,6 +112,10 @@ class RequestKeys:
         try:
             journal.write(digest, run_id, needs_room=False)
             self._database.settle()
+            if (lock := journal.lock) is not None:
+                if lock.is_lost:
+                    raise OSError("the connection was lost, and another process has the key now; send it again")
+                lock.has_begun = True
         except OSError:
             journal.remove()  # nor is it written later
             raise
@@ -132,13 +136,13 @@ class RequestKeys:
     def _count_again(self) -> None:
         """Remove what is too old or too much, and count the rest. Nobody waits for a look at so many rows."""
         before, every = int((self._clock() - self._keep_s) * 1e9), int(self._clock() * 1e9) + 1
-        count, size = self._count, self._bytes
         with self._database.reading_alone() as db:
             old = db.execute(_OLD, (*self._all, before)).fetchall()
         self._drop([(REQUEST, name, 1, before) for name, n in old if n > 1])
         for name in (name for name, n in old if n == 1):
             with suppress(UnderWay), closing(OpenJournal(self._database, REQUEST, name)):
                 self._drop([(REQUEST, name, 1, before)])
+        count, size = self._count, self._bytes
         with self._database.reading_alone() as db:
             found, found_size, oldest = db.execute(_COUNTS, self._all).fetchone()
             answers = db.execute(_ANSWERS, self._all).fetchall() if found_size > self._answer_bytes else []

@@ -350,7 +350,7 @@ class ExecutionResult:
     error: ErrorInfo | None = None
     warnings: tuple[str, ...] = ()
     """Limits that a script with outcome `ok` met all the same: a library may have caught the error, and left things
-    out."""
+    out; and why the value of its last expression, which was too large, is not the result."""
     calls: tuple[ToolCallRecord, ...] = ()
     abandoned: tuple[AbandonedThread, ...] = ()
     """Threads of tools that still ran when the run was over, though their calls had been given up."""
