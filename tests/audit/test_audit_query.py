@@ -200,8 +200,8 @@ def test_any_sqlite_program_answers_the_query_of_the_first_page_about_the_record
     match = re.search(r'\$ sqlite3 runs\.db "(.+)"\n((?:    \S+\|\d+\n)+)', page)
     assert match is not None
     with ledger.opened() as recorder:
-        calls = [("in_stock", {"item": each}) for each in ("kettle", "teapot", "samovar")]
-        ledger.run(recorder, calls=[*calls, ("order", {"item": "teapot", "count": 12})])
+        counts = [line.strip().split("|") for line in match[2].splitlines()]
+        ledger.run(recorder, calls=[(tool, {}) for tool, count in counts for _ in range(int(count))])
 
     if (program := shutil.which("sqlite3")) is not None:
         found = subprocess.run([program, str(ledger.path), match[1]], capture_output=True, text=True, check=True).stdout
