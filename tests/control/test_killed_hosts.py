@@ -14,8 +14,8 @@ from control.ledger_host import CALLS
 
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 
-KILLS = int(os.environ.get("CONTROL_KILLS", "5"))
-KILLS_OF_A_RUN = 5
+KILLS = int(os.environ.get("CONTROL_KILLS", "10"))
+KILLS_OF_A_RUN = 10
 HOST = Path(__file__).parent / "ledger_host.py"
 
 
