@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +294,8 @@ def test_a_journal_that_another_process_took_up_is_noticed_after_two_losses(
 def test_a_journal_that_another_process_looked_at_while_the_connection_was_lost_is_still_ours(
     url: str, way: Way, postgres_server: str
 ) -> None:
-    with (
-        AuditLog(url, key=KEY) as log,
-        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
-        closing(JournalDatabase(other)) as theirs,
-        closing(JournalDatabase(log)) as ours,
-    ):
+    with two_processes(url, postgres_server) as (ours, theirs):
+        log, other = ours.log, theirs.log
         journal = OpenJournal(ours, SESSION, "s")
         journal.write("x", 1)
         log.flush(wait=True)
@@ -324,12 +320,8 @@ def test_a_journal_that_another_process_looked_at_while_the_connection_was_lost_
 def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
     url: str, way: Way, postgres_server: str, is_begun_again: bool
 ) -> None:
-    with (
-        AuditLog(url, key=KEY) as log,
-        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
-        closing(JournalDatabase(other)) as theirs,
-        closing(JournalDatabase(log)) as ours,
-    ):
+    with two_processes(url, postgres_server) as (ours, theirs):
+        log, other = ours.log, theirs.log
         keys = RequestKeys(ours, "ann")
         keys.begin("k", b"digest", "run-1")
         way.is_refusing = True
@@ -355,12 +347,8 @@ def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
 def test_a_key_that_another_process_takes_while_it_is_noted_is_begun_once(
     url: str, way: Way, postgres_server: str, is_begun_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        AuditLog(url, key=KEY) as log,
-        AuditLog(record_url(postgres_server, schema_of(url)), key=KEY) as other,
-        closing(JournalDatabase(other)) as theirs,
-        closing(JournalDatabase(log)) as ours,
-    ):
+    with two_processes(url, postgres_server) as (ours, theirs):
+        log, other = ours.log, theirs.log
         keys, taken, remove = RequestKeys(ours, "ann"), list[OpenJournal](), OpenJournal.remove
 
         def remove_and_be_cut_off(journal: OpenJournal) -> None:
@@ -386,6 +374,18 @@ def test_a_key_that_another_process_takes_while_it_is_noted_is_begun_once(
         other.flush(wait=True)
         found = keys.begin("k", b"digest", "run-4")
         assert (found.state, found.run_id) == (("interrupted", "run-2") if is_begun_there else ("begun", "run-4"))
+
+
+@contextmanager
+def two_processes(url: str, server: str) -> Iterator[tuple[JournalDatabase, JournalDatabase]]:
+    """The journals of one record in two processes. The connection of the second is none of the way's."""
+    with (
+        AuditLog(url, key=KEY) as log,
+        AuditLog(record_url(server, schema_of(url)), key=KEY) as other,
+        closing(JournalDatabase(other)) as theirs,
+        closing(JournalDatabase(log)) as ours,
+    ):
+        yield ours, theirs
 
 
 def opened_elsewhere(journals: JournalDatabase, kind: str, name: str) -> OpenJournal:
