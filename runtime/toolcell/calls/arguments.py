@@ -502,12 +502,10 @@ class ToolCall(_WithText):
         Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
         """
         parsed = self.parsed()
-        received, is_object = (
-            parsed._received,
-            parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping),
-        )
-        is_sent = is_object and isinstance(received, str) and received.strip()
-        sent = received if is_sent else json.dumps(parsed.sent_arguments, ensure_ascii=False)
+        sent = parsed._received
+        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping)
+        if not (is_object and isinstance(sent, str) and sent.strip()):
+            sent = json.dumps(parsed.sent_arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": sent}
         return {"id": self.id, "type": "function", "function": function}
 

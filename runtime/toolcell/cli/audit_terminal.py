@@ -47,7 +47,6 @@ from toolcell.support.text import counted, duration, one_line, size, with_line
 from toolcell.support.times import parse_time
 
 DEFAULT_FILE = "runs.db"
-"""The values of `--outcome`."""
 
 Dir = Annotated[
     str | None, typer.Argument(metavar="[FILE]", help="The record: a file, or postgresql://...", show_default=False)

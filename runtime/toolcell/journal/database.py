@@ -24,7 +24,7 @@ from toolcell.support import daemon_threads
 from toolcell.support.packing import pack, unpack
 from toolcell.support.sqlite import transaction
 
-RUN, SESSION, DRAFT, MAP, STATE, USED = "run", "session", "draft", "map", "state", "used"
+RUN, SESSION, DRAFT, MAP, STATE, USED = GO_ON = "run", "session", "draft", "map", "state", "used"
 REQUEST = "request"
 """Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record; a request is
 one of a service that has an idempotency key, and is forgotten by `RequestKeys`."""
@@ -90,8 +90,6 @@ class JournalDatabase:
         self.file = self.database.file
         self.place = str(self.file or self.database.place)
         """Names the record in messages."""
-        self.keep_s = {USED: max(self.config.continue_s, self.config.token_s)}
-        """How long journals of a kind are kept, where that is not `continue_s`."""
         self._lock = threading.Lock()
         self._db: store.Connection | None = None
         """Reads, so that nobody who reads waits for a writer."""
@@ -271,15 +269,12 @@ class JournalDatabase:
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
         insert = "INSERT INTO kept VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-        return self.change(insert, (USED, token, 1, time.time_ns(), b"")) == 1
-
-    def change(self, statement: str, values: tuple[Any, ...]) -> int:
-        """Execute a statement, after what waits to be written; return how many rows it has changed. Waits."""
+        row = (USED, token, 1, time.time_ns(), b"")
         with self._translated():
-            return int(self.log.change(lambda db: db.execute(statement, values).rowcount))
+            return bool(self.log.change(lambda db: db.execute(insert, row).rowcount) == 1)
 
     def change_each(self, statement: str, rows: Collection[tuple[Any, ...]]) -> None:
-        """Do so with each of many values, in one transaction."""
+        """Execute a statement with each of these values, in one transaction, after what waits to be written. Waits."""
         with self._translated():
             self.log.change(lambda db: db.executemany(statement, rows))
 
@@ -338,16 +333,15 @@ class JournalDatabase:
     def forget_old(self) -> None:
         """Remove what nobody uses and nothing was written to for longer than it is kept; `RequestKeys` removes keys."""
         now = time.time()
-        kinds = (RUN, SESSION, DRAFT, MAP, STATE, USED)
-        which = f"FROM kept WHERE kind IN ({', '.join('?' * len(kinds))})"
+        which = f"FROM kept WHERE kind IN ({', '.join('?' * len(GO_ON))})"  # of requests there may be very many
         query = f"SELECT kind, name, max(at) {which} GROUP BY kind, name HAVING max(at) < ? ORDER BY kind, name"
-        before = int((now - min(self.config.continue_s, *self.keep_s.values())) * 1e9)
+        before = int((now - self.config.continue_s) * 1e9)
         with self.reading() as db:
-            old = db.execute(query, (*kinds, before)).fetchall()
+            old = db.execute(query, (*GO_ON, before)).fetchall()
         for kind, name, at in old:
             owner, separator = OF.get(kind, ("", "."))
-            is_kept = at >= (now - self.keep_s.get(kind, self.config.continue_s)) * 1e9
-            if is_kept or (owner and self.last(owner, name.rpartition(separator)[0])):
+            is_valid = kind == USED and at >= (now - self.config.token_s) * 1e9
+            if is_valid or (owner and self.last(owner, name.rpartition(separator)[0])):
                 continue
             with suppress(UnderWay), closing(OpenJournal(self, kind, name)) as journal:
                 journal.remove()

@@ -138,12 +138,11 @@ class RequestKeys:
         before, every = int((self._clock() - self._keep_s) * 1e9), int(self._clock() * 1e9) + 1
         with self._database.reading_alone() as db:
             old = db.execute(_OLD, (*self._all, before)).fetchall()
-        self._drop([(REQUEST, name, 1, before) for name, n in old if n > 1])
-        for name in (name for name, n in old if n == 1):
-            with suppress(UnderWay), closing(OpenJournal(self._database, REQUEST, name)):
-                self._drop([(REQUEST, name, 1, before)])
-        count, size = self._count, self._bytes
-        with self._database.reading_alone() as db:
+            self._drop([(REQUEST, name, 1, before) for name, n in old if n > 1])
+            for name in (name for name, n in old if n == 1):
+                with suppress(UnderWay), closing(OpenJournal(self._database, REQUEST, name)):
+                    self._drop([(REQUEST, name, 1, before)])
+            count, size = self._count, self._bytes
             found, found_size, oldest = db.execute(_COUNTS, self._all).fetchone()
             answers = db.execute(_ANSWERS, self._all).fetchall() if found_size > self._answer_bytes else []
         sums = accumulate(each for _, each in answers)

@@ -453,9 +453,9 @@ def manifests(
         UsageError: a name is none of Kubernetes.
     """
     names = {"pool": pool, "namespace": namespace, "service-account": service_account}
-    for flag, name in (
-        names | {"runtime-class": pool if settings.runtime_class is None else settings.runtime_class}
-    ).items():
+    if settings.runtime_class is not None:
+        names["runtime-class"] = settings.runtime_class
+    for flag, name in names.items():
         check_name(f"--{flag}", name)
     if not IMAGE.fullmatch(settings.image):
         wanted = "--image takes a name such as registry.example/toolcell/service:0.1.0"
