@@ -1,117 +1,200 @@
-"""Measure all competitors, print a table, and write JSON: `python -m benchmarks`.
+"""Measure all competitors in turns, print a table, and write JSON: `python -m benchmarks`.
 
-The exit code is 1 when toolcell was selected and could not be opened.
+    python -m benchmarks --trees BEFORE AFTER --pythons python3.11 python3.12      two checked-out trees of toolcell
+
+Every competitor is a process of its own and has one turn in each round, so that a disturbance hits all of them alike;
+each round starts with another one. `/ base` is the ratio to `--base` in the same round, with its quartiles; a row is
+worse or better when both quartiles are on the same side of 1 and the median is more than 3 % away from it.
+The exit code is 1 when a row is worse, or toolcell could not be opened.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 from rich.console import Console
-from rich.status import Status
 
-from benchmarks import machine, memory, report
-from benchmarks.competitors import Competitor, all_competitors
-from benchmarks.competitors.toolcell import Toolcell
-from benchmarks.measurements import MEASUREMENTS, Measurement, Workload
-from benchmarks.rounds import measure, open_all
+from benchmarks import machine
+from benchmarks.competitors import COMPETITORS
+from benchmarks.measurements import MEASUREMENTS, QUICK, Measurement, Workload
+from benchmarks.report import Series, row_group, show
 
-QUICK = Workload(spaced=5, calls=100, pipelined=100, runs=8, text_bytes=2_000_000, records=2_000, idle=6)
-"""Enough to see that everything works. The figures are rough."""
+ROOT = Path(__file__).parents[1]
+KEYS = [measurement.key for measurement in MEASUREMENTS]
+
+
+class Worker:
+    """One competitor. With a tree or a Python it is another one."""
+
+    def __init__(self, competitor: str, tree: Path, python: str, flags: Sequence[str]) -> None:
+        self.competitor, self.tree, self.python = competitor, tree, python
+        if not (tree / "runtime" / "toolcell").is_dir():
+            raise SystemExit(f"{tree} is not a tree of toolcell")
+        path = os.pathsep.join(map(str, (ROOT, tree.absolute() / "runtime", tree.absolute() / "bridge")))
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.worker", competitor, *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        self.problem: str | None = None
+        """Why the competitor cannot be measured."""
+        opened = self._answer()
+        used = opened.get("toolcell", tree)
+        if not Path(used).resolve().is_relative_to(tree.resolve()):
+            raise SystemExit(f"{python} would measure {used}, which is not in the tree {tree}")
+        self.layers: dict[str, str] = opened.get("layers", {})
+        self.problem = opened.get("problem")
+        self.version = opened.get("python", python)
+        self.name = competitor
+
+    def is_base_of(self, other: Worker, trees: Sequence[Path]) -> bool:
+        """True when another tree is compared with this one: the first tree in the same Python."""
+        return (self.competitor, self.python, self.tree) == (other.competitor, other.python, trees[0])
+
+    def turn(self, key: str, workload: Workload) -> dict[str, Any]:
+        """Take one turn: samples, or a problem."""
+        if self.problem:
+            return {"problem": self.problem}
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([key, asdict(workload)]) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self.problem = "its process has ended"
+        return {"problem": self.problem}
+
+    def close(self) -> None:
+        """Close the competitor."""
+        with suppress(BrokenPipeError):  # of what a worker that died was sent
+            self._process.communicate()
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    keys = [measurement.key for measurement in MEASUREMENTS]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few small rounds")
-    parser.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds of each measurement")
-    parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY", help=f"of {', '.join(keys)}")
-    parser.add_argument(
-        "--competitors", nargs="+", metavar="WORD", help="only those named WORD, or with it in the name"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--quick", action="store_true", help="few small rounds")
+    parser.add_argument("--rounds", type=int, default=1000, metavar="N", help="at most so many of each measurement")
+    parser.add_argument("--only", nargs="+", choices=KEYS, default=KEYS, metavar="KEY", help=f"of {', '.join(KEYS)}")
+    parser.add_argument(
+        "--competitors", nargs="+", metavar="WORD", default=[""], help="only those with WORD in the name"
+    )
+    parser.add_argument("--trees", nargs="+", type=Path, default=[ROOT], metavar="TREE", help="of toolcell")
+    parser.add_argument("--pythons", nargs="+", default=[sys.executable], help="of toolcell; the others have the first")
+    parser.add_argument("--base", help="what toolcell is compared with; default: the first of several trees")
     parser.add_argument("--idle", type=int, metavar="N", help="how many idle sandboxes (default 100)")
     parser.add_argument("--uvloop", action="store_true", help="run on uvloop instead of asyncio's own loop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here as well")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: at least 1 is needed")
+    return options
 
 
-def selected_competitors(words: Sequence[str] | None) -> list[Competitor]:
-    """Return the competitors of these names. A word that is no name stands for all names that contain it."""
-    everyone = all_competitors()
-    names = {each.name.lower() for each in everyone}
-    wanted = [word.lower() for word in words or ("",)]
-    return [
-        each
-        for each in everyone
-        if any(word == each.name.lower() if word in names else word in each.name.lower() for word in wanted)
-    ]
+def open_all(options: argparse.Namespace) -> list[Worker]:
+    """Open all competitors that were asked for, one after another."""
+    words = [word.lower() for word in options.competitors]
+    wanted = [word for word in words if word in map(str.lower, COMPETITORS)]
+    workers = []
+    for name in COMPETITORS:
+        if name.lower() in wanted or any(word not in wanted and word in name.lower() for word in words):
+            is_ours = name.startswith("toolcell")
+            for python in options.pythons if is_ours else options.pythons[:1]:
+                for tree in options.trees if is_ours else options.trees[-1:]:
+                    worker = Worker(name, tree, python, ["--uvloop"][: options.uvloop])
+                    if is_ours and len(options.trees) > 1:
+                        worker.name += f", {tree.absolute().name}"
+                    if is_ours and len(options.pythons) > 1:
+                        worker.name += f", {worker.version}"
+                    workers.append(worker)
+    return workers
 
 
-def selected_measurements(options: argparse.Namespace) -> list[tuple[Measurement, int]]:
-    """Return the measurements to take, each with its number of rounds."""
-    rounds = [(each, each.quick_rounds if options.quick else each.rounds) for each in MEASUREMENTS]
-    return [
-        (each, min(number, options.rounds or number)) for each, number in rounds if number and each.key in options.only
-    ]
-
-
-async def run_all(options: argparse.Namespace, status: Status | None) -> dict[str, Any]:
-    """Open the competitors, take every measurement, and return all figures."""
-    workload = QUICK if options.quick else Workload()
-    if options.idle:
-        workload = replace(workload, idle=options.idle)
-    described = machine.describe_machine("uvloop" if options.uvloop else "asyncio")
-    competitors = selected_competitors(options.competitors)
-    groups: dict[str, Any] = {}
-    async with anyio.create_task_group() as group:
-        tasks = await open_all(competitors, group)
-        for measurement, rounds in selected_measurements(options):
+def measure(measurement: Measurement, workers: Sequence[Worker], workload: Workload, rounds: int) -> dict[str, Series]:
+    """Take one measurement in `rounds` rounds, as long as the time of each lasts."""
+    series = {worker.name: Series() for worker in workers}
+    for number in range(rounds + measurement.warms_up):
+        first = number % max(1, len(workers))
+        for worker in (*workers[first:], *workers[:first]):
+            own = series[worker.name]
+            if own.problem is not None or own.spent_s > measurement.budget_s:
+                continue
             start = time.perf_counter()
-            series = await measure(
-                measurement, tasks, workload, rounds, partial(_show_progress, status, measurement, rounds)
-            )
-            groups[measurement.key] = report.row_group(measurement, workload, series, time.perf_counter() - start)
-        for task in reversed(tasks):
-            task.close()
-    return {
-        "machine": described | {"load_average_after": machine.load_average()},
-        "expects_isolation": any(isinstance(each, Toolcell) for each in competitors),
-        "isolation": next((dict(each.layers) for each in competitors if isinstance(each, Toolcell)), {}),
-        "quick": options.quick,
-        "measurements": groups,
-        "targets": report.check_targets(groups),
-    }
-
-
-def _show_progress(status: Status | None, measurement: Measurement, rounds: int, number: int, name: str) -> None:
-    if status is not None:
-        status.update(f"{measurement.key}: round {number} of {rounds}, {name}")
+            turn = worker.turn(measurement.key, workload)
+            took_s = time.perf_counter() - start
+            own.problem = turn.get("problem")
+            # A warm-up that uses the whole budget is a sample: there is no time for another.
+            if own.problem is None and (number or not measurement.warms_up or took_s > measurement.budget_s):
+                own.rounds.append(turn["samples"])
+                own.spent_s += took_s
+    return series
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = arguments(given)
-    memory.raise_descriptor_limit()
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    loop = {"use_uvloop": options.uvloop}
-    if console.is_terminal:
-        with console.status("opening the competitors") as status:
-            results = anyio.run(run_all, options, status, backend_options=loop)
-    else:
-        results = anyio.run(run_all, options, None, backend_options=loop)
-    report.show(console, results)
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    workload = QUICK if options.quick else Workload()
+    if options.idle:
+        workload = replace(workload, idle=options.idle)
+    described = machine.describe_machine("uvloop" if options.uvloop else "asyncio")
+    workers = open_all(options)
+    if options.base and options.base not in (names := [worker.name for worker in workers]):
+        for worker in workers:
+            worker.close()
+        raise SystemExit(f"--base {options.base}: not one of {', '.join(names)}")
+    ours = [worker for worker in workers if worker.competitor.startswith("toolcell")]
+    bases = {
+        worker.name: options.base or next(other.name for other in ours if other.is_base_of(worker, options.trees))
+        for worker in ours
+        if options.base or len(options.trees) > 1
+    }
+    groups: dict[str, Any] = {}
+    for measurement in MEASUREMENTS:
+        if measurement.key in options.only:
+            print(f"{time.strftime('%H:%M:%S')} {measurement.key}", file=sys.stderr)
+            rounds = min(options.rounds, 1 + measurement.rounds // 20 if options.quick else measurement.rounds)
+            series = measure(measurement, workers, workload, rounds)
+            groups[measurement.key] = row_group(measurement, series, workload, bases)
+    for worker in reversed(workers):
+        worker.close()
+    results = {
+        "machine": described | {"load_average_after": machine.load_average()},
+        "isolation": {worker.name: worker.layers for worker in workers if worker.layers},
+        "quick": options.quick,
+        "measurements": groups,
+    }
+    show(console, results)
     if options.json:
-        report.write_json(options.json, results)
-    return 0 if results["isolation"] or not results["expects_isolation"] else 1
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return exit_code(groups, [worker.layers for worker in ours])
+
+
+def exit_code(groups: Mapping[str, Any], layers_of_ours: Sequence[Mapping[str, str]]) -> int:
+    """Return 1 when a row is worse, or toolcell could not be opened."""
+    changes = {entry.get("change") for group in groups.values() for entry in group["competitors"].values()}
+    return int("worse" in changes or not all(layers_of_ours))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import anyio.lowlevel
 
 from toolcell import Limits, Policy, RunContext, ToolRegistry
 from toolcell.audit import records
-from toolcell.audit.databases import database_of, read_log_id
+from toolcell.audit.databases import database_of
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder, ScriptRecording
@@ -157,14 +158,14 @@ def wait_for_effects(folder: Path, wanted: int) -> None:
 def checked(folder: Path, place: str) -> dict[str, Any]:
     """Verify the record, and look for effects without a start."""
     began = time.perf_counter()
-    report = verify(place, [KEY], heads=Head.saved(read_log_id(place), folder / "heads"))
+    report = verify(place, [KEY], heads=Head.saved(database_of(place).id(), folder / "heads"))
     verify_s = time.perf_counter() - began
     with closing(database_of(place).open_read_only()) as db:
         rows = db.execute("SELECT body FROM event WHERE kind = ?", (records.CALL_STARTED,))
         started = {records.fields_of(records.CALL_STARTED, body)["args"]["name"] for (body,) in rows}
     happened = (folder / "effects").read_text().split()
     return {
-        "findings": [finding.to_dict() for finding in report.findings],
+        "findings": [asdict(finding) for finding in report.findings],
         "without_start": sorted({*happened} - started),
         "without_effect": len(started) - len(happened),
         "effects": len(happened),

@@ -26,7 +26,6 @@ from toolcell.agents.providers.scripted import Reply, ScriptedModel, calls
 from toolcell.calls.options import Origin
 from toolcell.mcp.listing import own_tools
 from toolcell.tools import ToolDefinition, ToolOptions
-from toolcell.tools.adapters import positional_spec
 from toolcell.tools.spec import ToolSpec
 
 ENCODING = "o200k_base"
@@ -101,7 +100,9 @@ def catalogue(count: int = TOOLS, **options: Any) -> ToolRegistry:
         text = f"{named}\n\nReturns what is stored. Fails when the {thing} or the right to {verb} it is missing."
         returns = {"type": "array", "items": RECORD} if verb == "list" else RECORD
         definition = ToolDefinition(f"{space}.{verb}_{thing}", text, schema_of(verb, thing))
-        specs.append(positional_spec(definition, partial(answer, verb, thing), ToolOptions(returns=returns, **options)))
+        specs.append(
+            ToolSpec.positional(definition, partial(answer, verb, thing), ToolOptions(returns=returns, **options))
+        )
     registry = ToolRegistry()
     registry.add(_Several(specs))
     return registry

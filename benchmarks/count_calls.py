@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import statistics
 import sys
 from collections.abc import AsyncIterator
@@ -60,12 +61,14 @@ class CallCounter:
         self.c: collections.Counter[tuple[str, CodeType]] = collections.Counter()
 
     def start(self) -> None:
-        """Begin to count."""
+        """Begin to count. No garbage is collected meanwhile: what other programs have called then would be counted."""
+        gc.disable()
         sys.setprofile(self._event)
 
     def stop(self) -> Calls:
         """Stop counting; return what was called, without this call itself and without looks in vain."""
         sys.setprofile(None)
+        gc.enable()
         in_vain = CALLS_OF_A_LOOK * sum(number for (name, _), number in self.c.items() if name == "sched_yield")
         own_python = sum(number for code, number in self.python.items() if _is_own(code))
         own_c = sum(number for (_, code), number in self.c.items() if _is_own(code))
@@ -151,20 +154,30 @@ def registry() -> ToolRegistry:
 
 
 async def measure(rounds: int = ROUNDS, looks: bool = True) -> dict[str, Calls]:
-    """Count a run without tool calls, and each further tool call of a run that makes some. Medians.
+    """Count a run without tool calls, and one tool call in the middle of a run that makes many. Medians.
 
-    The two runs that are compared both make many calls: in both the pool starts another sandbox meanwhile.
+    From the function of a tool to that of the next call: how a run begins depends on which of both ends is quicker.
     """
-    samples: dict[str, list[Calls]] = {EMPTY: [], script(CALLS): [], script(2 * CALLS): []}
-    async with steady_runtime(registry(), looks) as runtime:
-        for number in range(WARM_UP + rounds):
-            for source, found in samples.items():
-                calls, _ = await count(runtime, source)
-                if number >= WARM_UP:
-                    found.append(calls)
-    empty, some, more = map(_median, samples.values())
-    each = Calls(*((after - before) / CALLS for before, after in zip(astuple(some), astuple(more), strict=True)))
-    return {"run without calls": empty, "one more tool call": each}
+    made, counters = ToolRegistry(), list[CallCounter]()
+    empty, calls = list[Calls](), list[Calls]()
+
+    @made.tool
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        if a == CALLS:
+            counters.append(CallCounter())
+            counters[-1].start()
+        elif a == 2 * CALLS:
+            calls.append(counters[-1].stop())
+        return a + b
+
+    async with steady_runtime(made, looks) as runtime:
+        for _ in range(WARM_UP + rounds):
+            empty.append((await count(runtime, EMPTY))[0])
+            assert (await runtime.execute_code(script(2 * CALLS + 1))).ok
+            await full(runtime)
+    each = Calls(*(figure / CALLS for figure in astuple(_median(calls[WARM_UP:]))))
+    return {"run without calls": _median(empty[WARM_UP:]), "one more tool call": each}
 
 
 def _median(samples: list[Calls]) -> Calls:

@@ -27,7 +27,7 @@ import anyio
 import psutil
 
 from toolcell import MapItem, PoolConfig, Runtime, ToolRegistry
-from toolcell.control import AlreadyMade, Approve
+from toolcell.tools import AlreadyMade, Approve
 
 ITEMS = 20_000
 FAILING = 100

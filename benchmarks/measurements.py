@@ -1,19 +1,21 @@
 """The measurements: one function each, and one row each in `MEASUREMENTS`.
 
-A function takes one turn with one competitor and returns samples. `rounds.py` decides who has a turn when.
+A function takes one turn with one competitor and returns samples. The command decides who has a turn when.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
 
 from benchmarks import memory, own, processor_time
-from benchmarks.competitors import Competitor
-from benchmarks.competitors.toolcell import Toolcell
+from benchmarks.competitors.competitor import Competitor, NotAvailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,18 @@ class Workload:
     pipelined: int = 300
     parallel: int = 10
     runs: int = 80
-    clients: int = 2 * (os.cpu_count() or 1)
     text_bytes: int = 10_000_000
     records: int = 40_000
     """Number of dicts, each of four fields and about 250 bytes."""
+    lines: int = 10_000
+    requests: int = 100
+    scripts: int = 20
+    steps: int = 50
     idle: int = 100
 
+
+QUICK = Workload(spaced=5, calls=100, pipelined=100, runs=8, text_bytes=2_000_000, records=2_000, requests=20, idle=6)
+"""Enough to see that everything works. The figures are rough."""
 
 MIB = 2.0**-20
 
@@ -40,6 +48,8 @@ REFILL_S = 0.1
 """After this time every pool has replaced what was used."""
 
 Turn = Callable[[Competitor, Workload], Awaitable[list[float]]]
+Act = Callable[[Competitor, int], Awaitable[object]]
+"""Does something so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +64,21 @@ class Measurement:
     """Factor from a turn's samples to `unit`."""
     turn: Turn
     rounds: int
-    quick_rounds: int
     budget_s: float = 4.0
     """A competitor whose turns have taken this long gets no further turn. It keeps at least one sample."""
     more_is_better: bool = False
-    pause_s: float = 0.02
-    """Wait before each turn, in which every pool replaces the workers that were used."""
     warms_up: bool = True
     """One more round comes first. Its samples are dropped."""
-    has_tail: bool = False
-    """A comparison of trees shows its p95 too."""
-    is_own: bool = False
-    """It measures what toolcell alone has."""
 
 
-async def run(competitor: Competitor, workload: Workload) -> list[float]:
-    """Run one script with one call, with everything warm."""
-    return [await competitor.run()]
+def each(act: Callable[[Competitor, Workload], Awaitable[Sequence[float] | float]]) -> Turn:
+    """Return a measurement of what a competitor times by itself."""
 
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        taken = await act(competitor, workload)
+        return [taken] if isinstance(taken, float) else [*taken]
 
-async def burst(competitor: Competitor, workload: Workload) -> list[float]:
-    """Run that script several times without a pause, from a pool that is large enough."""
-    return await competitor.burst(workload.burst)
+    return turn
 
 
 def spaced(gap_s: float) -> Turn:
@@ -91,134 +94,218 @@ def spaced(gap_s: float) -> Turn:
     return turn
 
 
-def for_a_run(used: Callable[[], float], gap_s: float = 0.005) -> Turn:
-    """Return a measurement of what all processes use for one more run, with the start of the next worker and its end.
+def slope(act: Act, few: Callable[[Workload], int], used: Callable[[], float] = processor_time.seconds) -> Turn:
+    """Return a measurement of what all processes use for one more of what `act` does.
 
-    It is the slope between a few runs and three times as many: what is done once for all of them stays out.
+    It is the slope between a few and three times as many: what is done once for all of them stays out.
     """
 
-    async def used_for(competitor: Competitor, runs: int) -> float:
+    async def used_for(competitor: Competitor, times: int) -> float:
         before = used()
-        for _ in range(runs):
-            await competitor.run()
-            await anyio.sleep(gap_s)
+        await act(competitor, times)
         await anyio.sleep(REFILL_S)
         return used() - before
 
     async def turn(competitor: Competitor, workload: Workload) -> list[float]:
-        few = workload.spaced
-        return [(await used_for(competitor, 3 * few) - await used_for(competitor, few)) / (2 * few)]
+        times = few(workload)
+        return [(await used_for(competitor, 3 * times) - await used_for(competitor, times)) / (2 * times)]
 
     return turn
 
 
-async def call_cpu(competitor: Competitor, workload: Workload) -> list[float]:
-    """Measure the CPU time of all processes for a call of a script that makes many."""
-    calls = 4 * workload.calls
-    before = processor_time.seconds()
-    await competitor.call(calls)
-    await anyio.sleep(REFILL_S)
-    return [(processor_time.seconds() - before) / calls]
+def runs(gap_s: float) -> Act:
+    """Return what makes runs so long after each other, the start of the next worker and its end included."""
+
+    async def act(competitor: Competitor, times: int) -> None:
+        for _ in range(times):
+            await competitor.run()
+            await anyio.sleep(gap_s)
+
+    return act
 
 
-async def round_trip(competitor: Competitor, workload: Workload) -> list[float]:
-    """Make calls one after another in one script, and time them in the tool."""
-    return await competitor.call(workload.calls)
+def throughput(clients: int) -> Turn:
+    """Return a measurement of runs per second with so many clients. New workers are started in that time too."""
+
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        return [workload.runs / await competitor.many(workload.runs, clients)]
+
+    return turn
 
 
-async def pipelined(competitor: Competitor, workload: Workload) -> list[float]:
-    """Make all calls at once in one script. The sample is the time per call."""
-    return [await competitor.pipeline(workload.pipelined)]
+def idle(measured: Callable[[set[int]], float]) -> Turn:
+    """Return a measurement of the memory of each of a number of idle workers. `measured`: that of these processes."""
+
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        before, used = memory.descendants(), measured(set())
+        async with competitor.idle(workload.idle):
+            started = await memory.wait_settled(before, workload.idle)
+            return [max(0, measured(started) - used) / workload.idle]
+
+    return turn
 
 
-async def fan_out(competitor: Competitor, workload: Workload) -> list[float]:
-    """Call a tool that takes 10 ms several times at once."""
-    return [await competitor.fan_out(workload.parallel)]
+def process(arguments: Callable[[Competitor], Sequence[str]], used: Callable[[], float]) -> Turn:
+    """Return a measurement of one process of this interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+    async def turn(competitor: Competitor, workload: Workload) -> list[float]:
+        if not arguments(competitor):
+            raise NotAvailable("it has no such command")
+        before = used()
+        subprocess.run(  # noqa: ASYNC221 - nothing else is to run meanwhile
+            [sys.executable, *arguments(competitor)], env=environment, check=True, stdout=subprocess.DEVNULL
+        )
+        return [used() - before]
+
+    return turn
 
 
-async def throughput(competitor: Competitor, workload: Workload) -> list[float]:
-    """Count runs per second with several clients. New workers are started in that time too."""
-    return [workload.runs / await competitor.many(workload.runs, workload.clients)]
-
-
-async def cold(competitor: Competitor, workload: Workload) -> list[float]:
-    """Start from nothing and get the first result. The host has imported its modules."""
-    return [await competitor.cold()]
-
-
-async def text(competitor: Competitor, workload: Workload) -> list[float]:
-    """Return one long string."""
-    return [await competitor.return_text(workload.text_bytes)]
-
-
-async def records(competitor: Competitor, workload: Workload) -> list[float]:
-    """Return a list of dicts."""
-    return [await competitor.return_records(workload.records)]
-
-
-async def idle(competitor: Competitor, workload: Workload) -> list[float]:
-    """Measure the memory of all processes of a number of idle workers, parents included, per worker."""
-    before = memory.descendants()
-    async with competitor.idle(workload.idle):
-        started = await memory.wait_settled(before, workload.idle)
-        return [memory.pss_bytes(started) / workload.idle]
-
-
-async def machine(competitor: Competitor, workload: Workload) -> list[float]:
-    """Measure the same with the machine's own counters. They include the kernel's memory, and every other process's."""
-    before, used = memory.descendants(), memory.used_bytes()
-    async with competitor.idle(workload.idle):
-        await memory.wait_settled(before, workload.idle)
-        return [max(0, memory.used_bytes() - used) / workload.idle]
-
-
-def of_toolcell(turn: own.OwnTurn) -> Turn:
+def only_toolcell(turn: own.OwnTurn) -> Turn:
     """Return a measurement of what toolcell alone has."""
-
-    async def checked(competitor: Competitor, workload: Workload) -> list[float]:
-        assert isinstance(competitor, Toolcell)
-        return await turn(competitor)
-
-    return checked
+    checked = own.own(turn)
+    return lambda competitor, workload: checked(competitor)
 
 
-def _own(
-    key: str, title: str, unit: str, scale: float, turn: own.OwnTurn, rounds: int, quick_rounds: int = 1
-) -> Measurement:
-    return Measurement(key, title, unit, scale, of_toolcell(turn), rounds, quick_rounds, 12.0, is_own=True)
-
+GAPS_MS = 1, 5, 18, 24, 60, 200
+CLIENTS = 1, 4, 16
+FAULTS = processor_time.faults
 
 MEASUREMENTS = (
-    Measurement("run", "one run, one call", "ms", 1e3, run, 150, 8, budget_s=8.0),
-    Measurement("burst", "each of {burst} such runs in a row", "ms", 1e3, burst, 30, 2, pause_s=0.15),
-    Measurement("gap_0", "one of {spaced} runs in a row", "ms", 1e3, spaced(0.0), 10, 1, has_tail=True),
-    Measurement("gap_5", "one of {spaced} runs, 5 ms apart", "ms", 1e3, spaced(0.005), 10, 1, has_tail=True),
-    Measurement("gap_50", "one of {spaced} runs, 50 ms apart", "ms", 1e3, spaced(0.05), 5, 1, 8.0, has_tail=True),
-    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, for_a_run(processor_time.seconds), 5, 1, 8.0),
-    Measurement("cpu_run_50", "the same, 50 ms apart", "ms", 1e3, for_a_run(processor_time.seconds, 0.05), 3, 1, 16.0),
-    Measurement("faults", "page faults of all processes", "per run", 1.0, for_a_run(processor_time.faults), 3, 1),
-    Measurement("cpu_call", "CPU of all processes per call", "us", 1e6, call_cpu, 5, 1),
-    Measurement("call", "tool call round trip", "us", 1e6, round_trip, 8, 2),
-    Measurement("pipelined", "{pipelined} calls at once, per call", "us", 1e6, pipelined, 20, 3),
-    Measurement("fan_out", "{parallel} calls of 10 ms at once", "ms", 1e3, fan_out, 20, 3),
-    Measurement("throughput", "{clients} clients", "runs/s", 1.0, throughput, 6, 1, 8.0, more_is_better=True),
-    Measurement("cold", "nothing to first result", "ms", 1e3, cold, 15, 1, 6.0, pause_s=0.05, warms_up=False),
-    Measurement("text", "{text_bytes:,} characters", "ms", 1e3, text, 10, 1),
-    Measurement("records", "{records:,} records", "ms", 1e3, records, 6, 1, budget_s=3.0),
-    Measurement("idle", "memory of each of {idle} idle", "MiB", MIB, idle, 1, 1, 60.0, pause_s=0.1, warms_up=False),
-    Measurement("machine", "the same by the machine", "MiB", MIB, machine, 3, 0, 60.0, pause_s=0.5, warms_up=False),
-    _own("call_plain", "tool call round trip, plain def", "us", 1e6, own.plain_call, 8),
-    _own("parallel", f"{own.PARALLEL:,} calls at once", "ms", 1e3, own.parallel("echo"), 8),
-    _own("parallel_plain", f"{own.PARALLEL:,} calls at once, plain def", "ms", 1e3, own.parallel("plain"), 8),
-    _own("plan", f"plan of {own.STEPS} steps", "ms", 1e3, own.plan, 50, 5),
-    _own("plan_gather", "CPU of the plan, in times of an asyncio.gather", "x", 1.0, own.plan_to_gather, 10),
-    _own("session", "script of a session", "ms", 1e3, own.session, 5),
-    _own("open", "opening a Runtime", "ms", 1e3, own.opening, 15),
-    _own("import", "from toolcell import Runtime", "ms", 1e3, own.command(own.IMPORT, cpu=False), 15),
-    _own("import_cpu", "CPU of this import", "ms", 1e3, own.command(own.IMPORT, cpu=True), 15),
-    _own("command", "toolcell run -c", "ms", 1e3, own.command(own.RUN, cpu=False), 15),
-    _own("command_cpu", "CPU of this command", "ms", 1e3, own.command(own.RUN, cpu=True), 15),
-    _own("register", f"CPU to register one of {own.TOOLS:,} tools", "us", 1e6, own.register, 3, 0),
-    _own("many_tools", f"run with {own.TOOLS:,} tools, in times of one with ten", "x", 1.0, own.many_tools, 3, 0),
+    Measurement("run", "one run, one call", "ms", 1e3, each(lambda it, work: it.run()), 150, 8.0),
+    Measurement(
+        "burst", "each of {burst} such runs in a row", "ms", 1e3, each(lambda it, work: it.burst(work.burst)), 30
+    ),
+    Measurement("gap_0", "one of {spaced} runs in a row", "ms", 1e3, spaced(0.0), 10),
+    *(
+        Measurement(f"gap_{gap}", f"one of {{spaced}} runs, {gap} ms apart", "ms", 1e3, spaced(gap / 1000), 10, 12.0)
+        for gap in GAPS_MS
+    ),
+    Measurement("cpu_run", "CPU of all processes per run", "ms", 1e3, slope(runs(0.0), lambda work: work.spaced), 5),
+    Measurement("cpu_run_60", "the same, 60 ms apart", "ms", 1e3, slope(runs(0.06), lambda work: work.spaced), 3, 16.0),
+    Measurement(
+        "faults",
+        "page faults of all processes",
+        "per run",
+        1.0,
+        slope(runs(0.005), lambda work: work.spaced, FAULTS),
+        3,
+    ),
+    Measurement("call", "tool call round trip", "us", 1e6, each(lambda it, work: it.call(work.calls)), 8),
+    Measurement(
+        "cpu_call",
+        "CPU of all processes per call",
+        "us",
+        1e6,
+        slope(lambda it, n: it.call(n), lambda work: work.calls),
+        5,
+    ),
+    Measurement(
+        "pipelined",
+        "{pipelined} calls at once, per call",
+        "us",
+        1e6,
+        each(lambda it, work: it.pipeline(work.pipelined)),
+        20,
+    ),
+    Measurement(
+        "fan_out", "{parallel} calls of 10 ms at once", "ms", 1e3, each(lambda it, work: it.fan_out(work.parallel)), 20
+    ),
+    *(
+        Measurement(
+            f"clients_{clients}",
+            "1 client" if clients == 1 else f"{clients} clients",
+            "runs/s",
+            1.0,
+            throughput(clients),
+            6,
+            6.0,
+            more_is_better=True,
+        )
+        for clients in CLIENTS
+    ),
+    Measurement("session", "script of a session", "ms", 1e3, each(lambda it, work: it.session(work.scripts)), 5),
+    Measurement(
+        "cpu_session",
+        "CPU of all processes per script of a session",
+        "ms",
+        1e3,
+        slope(lambda it, n: it.session(n), lambda work: 2 * work.scripts),
+        5,
+    ),
+    Measurement(
+        "cpu_print", "CPU of a printed line", "us", 1e6, slope(lambda it, n: it.prints(n), lambda work: work.lines), 5
+    ),
+    Measurement(
+        "cpu_request",
+        "CPU of a request, the server's included",
+        "ms",
+        1e3,
+        slope(lambda it, n: it.requests(n), lambda work: work.requests),
+        3,
+    ),
+    Measurement("plan", "plan of {steps} steps", "ms", 1e3, each(lambda it, work: it.plan(work.steps)), 50),
+    Measurement(
+        "plan_gather", "CPU of the plan, in times of an asyncio.gather", "x", 1.0, only_toolcell(own.plan_to_gather), 10
+    ),
+    Measurement(
+        "cold", "nothing to first result", "ms", 1e3, each(lambda it, work: it.cold()), 15, 6.0, warms_up=False
+    ),
+    Measurement(
+        "command", "one line on the command line", "ms", 1e3, process(lambda it: it.command, time.perf_counter), 10
+    ),
+    Measurement(
+        "command_cpu",
+        "CPU of this command",
+        "ms",
+        1e3,
+        process(lambda it: it.command, processor_time.of_ended_children),
+        10,
+    ),
+    Measurement(
+        "import", "from toolcell import Runtime", "ms", 1e3, process(lambda it: it.imports, time.perf_counter), 10
+    ),
+    Measurement(
+        "import_cpu",
+        "CPU of this import",
+        "ms",
+        1e3,
+        process(lambda it: it.imports, processor_time.of_ended_children),
+        10,
+    ),
+    Measurement("open", "opening a Runtime", "ms", 1e3, only_toolcell(own.opening), 10),
+    Measurement(
+        "kernel", "start of a kernel to its first result", "ms", 1e3, each(lambda it, work: it.kernel()), 5, 8.0
+    ),
+    Measurement(
+        "text", "{text_bytes:,} characters", "ms", 1e3, each(lambda it, work: it.return_text(work.text_bytes)), 10
+    ),
+    Measurement(
+        "records", "{records:,} records", "ms", 1e3, each(lambda it, work: it.return_records(work.records)), 6, 3.0
+    ),
+    Measurement("idle", "memory of each of {idle} idle", "MiB", MIB, idle(memory.pss_bytes), 1, warms_up=False),
+    Measurement(
+        "machine",
+        "the same by the machine",
+        "MiB",
+        MIB,
+        idle(lambda pids: memory.used_bytes()),
+        3,
+        60.0,
+        warms_up=False,
+    ),
+    Measurement("call_plain", "tool call round trip, plain def", "us", 1e6, only_toolcell(own.plain_call), 8),
+    Measurement(
+        "parallel_plain", f"{own.PARALLEL:,} calls at once, plain def", "ms", 1e3, only_toolcell(own.parallel_plain), 8
+    ),
+    Measurement("register", f"CPU to register one of {own.TOOLS:,} tools", "us", 1e6, only_toolcell(own.register), 3),
+    Measurement(
+        "many_tools",
+        f"run with {own.TOOLS:,} tools, in times of one with ten",
+        "x",
+        1.0,
+        only_toolcell(own.many_tools),
+        3,
+    ),
 )
-"""In the table's order. The two numbers after the function are the rounds of a full and of a quick run."""
+"""All measurements, in the table's order."""

@@ -6,8 +6,8 @@ import sys
 import anyio
 
 from toolcell import Agent, PendingCall, Runtime, ToolRegistry
-from toolcell.control import Approve, Deny, Edit
 from toolcell.testing import ScriptedModel, calls
+from toolcell.tools import Approve, Deny, Edit
 
 registry = ToolRegistry()
 prepared = iter(["y", 'e {"to": "bob", "euros": 20}', "n"])  # where nobody sits at a terminal

@@ -5,7 +5,7 @@ import tempfile
 import anyio
 
 from toolcell import Outcome, Runtime, ToolRegistry
-from toolcell.control import Approve, Deny
+from toolcell.tools import Approve, Deny
 
 registry = ToolRegistry()
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from toolcell import ExecutionResult, ResumeError, Runtime, ToolRegistry
-from toolcell.control import Approve, Deny
+from toolcell.tools import Approve, Deny
 
 registry = ToolRegistry()
 

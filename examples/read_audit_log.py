@@ -9,7 +9,7 @@ import anyio
 
 from toolcell import RunContext, Runtime, ToolError, ToolRegistry
 from toolcell.audit import AuditLog, HmacKey, Index, RecordedRun, verify
-from toolcell.control import replay, runtime_options
+from toolcell.control import replay
 
 registry = ToolRegistry()
 STOCK = {"kettle": 3, "teapot": 0}
@@ -62,7 +62,7 @@ async def main() -> None:
             db.commit()
         print("after an edit:", verify(path, [key]).findings[0].message)
 
-    async with Runtime(**runtime_options(run)) as runtime:  # this runtime has no tools
+    async with Runtime(**run.runtime_options()) as runtime:  # this runtime has no tools
         again = await replay(runtime, run)
         changed = await replay(runtime, run, source=SCRIPT.replace('"12"', '"24"'))
     print("replayed:", again.ok, f"({again.answered} answers from the record)")

@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 
 from toolcell import RunContext, Runtime, ToolRegistry
-from toolcell.audit import AuditLog, Filter, Index, RecordConfig, json_line
-from toolcell.control import Edit
+from toolcell.audit import AuditLog, Filter, Index, RecordConfig
 from toolcell.egress import Allow, Egress
+from toolcell.tools import Edit
 
 registry = ToolRegistry()
 
@@ -60,10 +60,10 @@ async def main(path: Path, port: int) -> None:
     with Index(path) as index:  # on the command line: toolcell audit show runs.db last
         for run in map(index.load, index.runs()):
             print(run.outcome, *(f"{label} {text}" for label, text in run.who_lines() if label != "for run"), sep=", ")
-            for label, text in run.decision_lines(json_line):
+            for label, text in run.decision_lines():
                 print(f"  {label} {text.partition(', at 2')[0]}")
             for each in run.calls:
-                facts = (f"{label} {text}" for label, text in each.lines(json_line) if each.tool == "transfer")
+                facts = (f"{label} {text}" for label, text in each.lines() if each.tool == "transfer")
                 print(f"  {each.tool}", *facts, sep="\n    ")
         print("decided by bob:", [run.user for run in index.runs(Filter(decided_by="bob"))])
         print("the token went to:", [each["host"] for each in index.hosts(Filter(secret="RATES_TOKEN"))])

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from toolcell.support import loop_thread
@@ -79,3 +81,31 @@ def test_an_interrupt_while_a_loop_starts_stays_one_when_the_loop_has_ended_mean
     monkeypatch.setattr(loop_thread, "Future", Started)
     with pytest.raises(KeyboardInterrupt):
         LoopThread()
+
+
+@pytest.mark.anyio
+@pytest.mark.every_loop
+async def test_who_calls_into_a_busy_loop_or_gives_up_such_a_call_has_its_own_loop_go_on() -> None:
+    loop = await anyio.to_thread.run_sync(LoopThread, "busy")
+    is_busy, may_end = threading.Event(), threading.Event()
+
+    async def keep_busy() -> bool:
+        is_busy.set()
+        return may_end.wait(60)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            kept = list[bool]()
+
+            async def call() -> None:
+                kept.append(await loop.await_call(keep_busy))
+
+            tasks.start_soon(call)
+            assert await anyio.to_thread.run_sync(is_busy.wait, 60)
+            with anyio.move_on_after(0.01) as scope:
+                await loop.await_call(anyio.sleep, 0)
+            may_end.set()
+        assert scope.cancelled_caught and kept == [True]
+        await loop.await_call(anyio.sleep, 0)
+    finally:
+        await anyio.to_thread.run_sync(loop.stop)

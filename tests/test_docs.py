@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -245,6 +246,19 @@ def find_name(dotted: str) -> object:
             )
         parent, _, name = dotted.rpartition(".")
         return getattr(find_name(parent), name)
+
+
+@each_row("page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.name)
+def test_every_name_of_a_reference_page_is_imported_from_where_the_page_says(page: Path) -> None:
+    offered, _, others = page.read_text(encoding="utf-8").partition("## In their own modules")
+    documented = re.findall(r"^::: ([\w.]+)$", offered, re.MULTILINE)
+    own = re.findall(r"^::: ([\w.]+)$", others, re.MULTILINE)
+    assert documented and all(map(find_name, [*documented, *own]))
+    for face in re.findall(r"Import these names from\s`([\w.]+)`", offered):
+        names = importlib.import_module(face).__all__
+        shown = [each for each in documented if not inspect.ismodule(find_name(each))]
+        assert not [each for each in shown if each.rpartition(".")[2] not in names]
+        assert not [each for each in own if each.rpartition(".")[2] in names]
 
 
 @each_row("page", [page for page in PAGES if page != OLD_NAMES], ids=lambda page: page.name)

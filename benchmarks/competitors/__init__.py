@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from benchmarks.competitors.competitor import Competitor
 from benchmarks.competitors.monty import MontyPool, PrestartedMonty
 from benchmarks.competitors.subprocesses import Bubblewrap, PlainPython
 from benchmarks.competitors.toolcell import Toolcell
 
-__all__ = ["FRESH", "SHARED", "Competitor", "all_competitors"]
+__all__ = ["COMPETITORS", "FRESH", "Competitor"]
 
-FRESH, SHARED = "Monty, fresh worker", "Monty, shared worker"
-"""Every competitor is compared with these two."""
+FRESH = "Monty, fresh worker"
 
-
-def all_competitors() -> list[Competitor]:
-    """Return all competitors, in the table's order."""
-    return [
-        Toolcell("toolcell"),
-        Toolcell("toolcell + numpy, pandas", packages=("numpy", "pandas")),
-        MontyPool(FRESH, min_processes=2, max_checkouts_per_worker=1),
-        PrestartedMonty("Monty, fresh worker, started ahead"),
-        MontyPool(SHARED),
-        Bubblewrap("bwrap + python"),
-        PlainPython("python subprocess"),
-    ]
+COMPETITORS: dict[str, Callable[[], Competitor]] = {
+    "toolcell": Toolcell,
+    "toolcell + numpy, pandas": partial(Toolcell, packages=("numpy", "pandas")),
+    FRESH: partial(MontyPool, min_processes=2, max_checkouts_per_worker=1),
+    "Monty, fresh worker, started ahead": PrestartedMonty,
+    "Monty, shared worker": MontyPool,
+    "bwrap + python": Bubblewrap,
+    "python subprocess": PlainPython,
+}
+"""In the table's order."""

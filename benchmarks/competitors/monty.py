@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
-from benchmarks.competitors.competitor import NAP_S, NotAvailable, check, intervals
+from benchmarks.competitors.competitor import NAP_S, Competitor, NotAvailable, check, intervals
 from benchmarks.competitors.scripts import ECHO, MONTY, counted
 
 try:
@@ -21,13 +21,11 @@ except ImportError:
     pydantic_monty = None
 
 
-class MontyPool:
+class MontyPool(Competitor):
     """A Monty pool. With `max_checkouts_per_worker=1` every run gets a fresh worker."""
 
-    measures: frozenset[str] | None = None
-
-    def __init__(self, name: str, **options: Any) -> None:
-        self.name = name
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
         self._options = options
         self._stamps: list[float] = []
         self._stack = AsyncExitStack()
@@ -111,6 +109,17 @@ class MontyPool:
                 check(value, ECHO)
             return time.perf_counter() - start
 
+    async def session(self, scripts: int) -> list[float]:
+        taken = []
+        with self._pool.checkout() as session:
+            session.feed_run(MONTY.first)
+            for _ in range(scripts):
+                start = time.perf_counter()
+                value = session.feed_run(MONTY.then)
+                taken.append(time.perf_counter() - start)
+                check(value, 2)
+        return taken
+
     async def cold(self) -> float:
         start = time.perf_counter()
         with pydantic_monty.Monty(**self._options) as pool:
@@ -146,11 +155,11 @@ class PrestartedMonty(MontyPool):
     start. This competitor shows the time without it. No pool of Monty's can keep that up.
     """
 
-    measures: frozenset[str] | None = frozenset({"run"})
+    measures = frozenset({"run"})
     BATCH = 8
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, min_processes=self.BATCH, max_processes=self.BATCH, max_checkouts_per_worker=1)
+    def __init__(self) -> None:
+        super().__init__(min_processes=self.BATCH, max_processes=self.BATCH, max_checkouts_per_worker=1)
         self._unused = 0
 
     async def __aenter__(self) -> PrestartedMonty:

@@ -25,7 +25,21 @@ class Scripts:
     fan_out: str
     text: str
     records: str
+    first: str
+    """The first script of a session."""
+    then: str
+    """Every other script of it. Its value is 2."""
 
+
+PRINTS = "for i in range(COUNT):\n    print(f'{i:099}')"
+
+REQUESTS = """
+import http.client
+connection = http.client.HTTPConnection("127.0.0.1", PORT)
+for _ in range(COUNT):
+    connection.request("GET", "/")
+    connection.getresponse().read()
+"""
 
 CPYTHON = Scripts(
     once="set_result(call_tool('echo', {'q': 1}))",
@@ -34,6 +48,8 @@ CPYTHON = Scripts(
     fan_out=START_MARK + "set_result(len(call_tools_parallel([('nap', {'q': i}) for i in range(COUNT)])))",
     text=START_MARK + "set_result('x' * COUNT)",
     records=START_MARK + f"set_result({RECORDS})",
+    first="x = 1\nset_result(x)",
+    then="set_result(x + 1)",
 )
 
 MONTY = Scripts(
@@ -45,6 +61,8 @@ MONTY = Scripts(
     "len(await asyncio.gather(*[call_tool('nap', {'q': i}) for i in range(COUNT)]))",
     text=START_MARK + "'x' * COUNT",
     records=START_MARK + RECORDS,
+    first="x = 1\nx",
+    then="x + 1",
 )
 
 

@@ -19,8 +19,8 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.competitors.competitor import NAP_S, NotAvailable, check, intervals
-from benchmarks.competitors.scripts import CPYTHON, ECHO, counted
+from benchmarks.competitors.competitor import NAP_S, Competitor, NotAvailable, check, intervals, server
+from benchmarks.competitors.scripts import CPYTHON, ECHO, PRINTS, REQUESTS, counted
 
 GUEST = r"""
 import json, sys
@@ -37,8 +37,9 @@ def call_tool(name, args):
 def set_result(value):
     _send("result", value)
     sys.stdout.flush()
-if source := sys.stdin.readline():
-    exec(compile(json.loads(source), "<code>", "exec"))
+names = globals()
+while source := sys.stdin.readline():
+    exec(compile(json.loads(source), "<code>", "exec"), names)
 """
 
 PYTHON = os.path.realpath(sys.executable)
@@ -46,20 +47,17 @@ COMMAND = (PYTHON, "-I", "-S", "-c", GUEST)
 """Python without `site` starts fastest."""
 
 
-class PythonPerRun:
+class PythonPerRun(Competitor):
     """Runs `argv` once per script."""
 
-    measures: frozenset[str] | None = None
+    command = ("-c", "pass")
 
-    def __init__(self, name: str, argv: Sequence[str]) -> None:
-        self.name = name
+    def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__()
         self._argv = list(argv)
         self._threads = ThreadPoolExecutor(64)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: Any) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._threads.shutdown()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -74,9 +72,6 @@ class PythonPerRun:
         piped = self._run(CPYTHON.once)
         check(piped.result, ECHO)
         return piped.end - start
-
-    async def burst(self, runs: int) -> list[float]:
-        return [await self.run() for _ in range(runs)]
 
     async def call(self, calls: int) -> list[float]:
         piped = self._run(CPYTHON.calls, calls)
@@ -100,8 +95,15 @@ class PythonPerRun:
                 check(piped.result, ECHO)
             return time.perf_counter() - start
 
-    async def cold(self) -> float:
-        return await self.run()
+    async def session(self, scripts: int) -> list[float]:
+        taken = []
+        with self._start() as process:
+            PipedRun(process, self._threads, CPYTHON.first)
+            for _ in range(scripts):
+                start = time.perf_counter()
+                check(PipedRun(process, self._threads, CPYTHON.then).result, 2)
+                taken.append(time.perf_counter() - start)
+        return taken
 
     async def return_text(self, size_bytes: int) -> float:
         piped = self._run(CPYTHON.text, size_bytes)
@@ -158,17 +160,32 @@ class PipedRun:
 
 
 class PlainPython(PythonPerRun):
-    """A bare Python process, without isolation."""
+    """A bare Python process, without isolation. Its kernel is ipykernel."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, COMMAND)
+    kernel_name = "python3"
+
+    def __init__(self) -> None:
+        super().__init__(COMMAND)
+
+    async def prints(self, lines: int) -> float:
+        return self._plain(counted(PRINTS, lines))
+
+    async def requests(self, count: int) -> float:
+        with server() as port:
+            return self._plain(counted(REQUESTS, count).replace("PORT", str(port)))
+
+    @staticmethod
+    def _plain(script: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([PYTHON, "-I", "-S", "-c", script], capture_output=True, check=True)
+        return time.perf_counter() - start
 
 
 class Bubblewrap(PythonPerRun):
     """A Python process in bubblewrap's namespaces, with a read-only root."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, (shutil.which("bwrap") or "bwrap", *bubblewrap_options(), *COMMAND))
+    def __init__(self) -> None:
+        super().__init__((shutil.which("bwrap") or "bwrap", *bubblewrap_options(), *COMMAND))
 
     async def __aenter__(self) -> Self:
         if shutil.which("bwrap") is None:

@@ -5,15 +5,18 @@ Runs have the default limits, except where the workload is larger than these all
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 
-from benchmarks.competitors.competitor import NAP_S, check, intervals
-from benchmarks.competitors.scripts import CPYTHON, ECHO, counted
+from benchmarks.competitors.competitor import NAP_S, Competitor, NotAvailable, check, intervals, server
+from benchmarks.competitors.scripts import CPYTHON, ECHO, PRINTS, REQUESTS, counted
 from toolcell import ExecutionResult, Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.config import MIB
 
@@ -29,19 +32,19 @@ LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB, **_MANY_ELEME
 """`frame_bytes` is fixed when a sandbox starts, so the same zygote starts a new one for such a run."""
 
 
-class Toolcell:
+class Toolcell(Competitor):
     """A Runtime, with or without preloaded packages."""
 
-    measures: frozenset[str] | None = None
+    imports = ("-c", "from toolcell import Runtime")
+    kernel_name = "toolcell-benchmark"
+    command = ("-m", "toolcell", "run", "-c", "set_result(1)")
 
-    def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
-        self.name = name
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        super().__init__()
         self.packages = tuple(packages)
         self.stamps: list[float] = []
         self.registry = self._tools()
         self._stack = AsyncExitStack()
-        self.layers: Mapping[str, str] = {}
-        """Live isolation layers of a run."""
 
     async def echo(self, q: int) -> dict[str, int]:
         """Return the argument."""
@@ -133,6 +136,50 @@ class Toolcell:
             for _ in range(clients):
                 group.start_soon(client)
         return time.perf_counter() - start
+
+    async def session(self, scripts: int) -> list[float]:
+        taken = []
+        async with self.runtime.session() as session:
+            await session.execute_code(CPYTHON.first)
+            for _ in range(scripts):
+                start = time.perf_counter()
+                result = await session.execute_code(CPYTHON.then)
+                taken.append(time.perf_counter() - start)
+                check(result.value, 2)
+        return taken
+
+    async def prints(self, lines: int) -> float:
+        start = time.perf_counter()
+        self._value(await self.runtime.execute_code(counted(PRINTS, lines)))
+        return time.perf_counter() - start
+
+    async def requests(self, count: int) -> float:
+        try:
+            from toolcell import Allow, Egress
+        except ImportError as exc:
+            raise NotAvailable("an older tree without requests of scripts") from exc
+        many = Limits(wall_s=60, tool_calls=count + 10, egress_requests=count + 10)
+        with server() as port:
+            egress = Egress(Allow("http://127.0.0.1", ports=[port]))
+            async with Runtime(self.registry, egress=egress, limits=many, pool=PoolConfig(warm=0)) as runtime:
+                start = time.perf_counter()
+                self._value(await runtime.execute_code(counted(REQUESTS, count).replace("PORT", str(port))))
+                return time.perf_counter() - start
+
+    async def plan(self, steps: int) -> float:
+        given = [{"tool": "echo", "args": {"q": number}} for number in range(steps)]
+        start = time.perf_counter()
+        rows = await self.runtime.execute_plan(given)
+        took = time.perf_counter() - start
+        check(rows[-1]["result"], {"q": steps - 1})
+        return took
+
+    async def kernel(self) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["JUPYTER_DATA_DIR"] = folder
+            install = [sys.executable, "-m", "toolcell", "kernel", "install", "--user", "--name", self.kernel_name]
+            await anyio.run_process(install)
+            return await super().kernel()
 
     async def cold(self) -> float:
         start = time.perf_counter()

@@ -16,18 +16,15 @@ __all__ = [
     "AuditLog",
     "DockerBackend",
     "Egress",
-    "ErrorInfo",
     "ExecutionResult",
     "Flow",
     "KubernetesBackend",
     "Limits",
-    "Logs",
     "MapItem",
     "MapStopped",
     "Misconfigured",
     "OpenAIProvider",
     "Outcome",
-    "OutputFile",
     "PackageError",
     "PendingCall",
     "Policy",
@@ -47,14 +44,12 @@ __all__ = [
     "Suspension",
     "SyncRuntime",
     "ToolAbort",
-    "ToolCallRecord",
     "ToolContext",
     "ToolDefinition",
     "ToolError",
     "ToolRegistry",
     "ToolResult",
     "ToolcellError",
-    "Usage",
     "UsageError",
     "__version__",
     "tool",
@@ -66,6 +61,7 @@ if TYPE_CHECKING:
     from toolcell.agents.providers.openai import OpenAIProvider
     from toolcell.audit.config import RecordConfig
     from toolcell.audit.log import AuditLog
+    from toolcell.calls.run_state import Secrets
     from toolcell.config import Limits, Policy, PoolConfig
     from toolcell.control.map_stream import MapItem
     from toolcell.egress import Allow, Egress
@@ -87,22 +83,18 @@ if TYPE_CHECKING:
     from toolcell.flows import Flow
     from toolcell.quotas import Quota, Quotas
     from toolcell.results import (
-        ErrorInfo,
         ExecutionResult,
-        Logs,
         Outcome,
-        OutputFile,
         PendingCall,
         Suspension,
-        ToolCallRecord,
-        Usage,
     )
     from toolcell.runtime import Runtime
     from toolcell.sandbox.docker.backend import DockerBackend
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
     from toolcell.sandbox.ray.backend import RayBackend
     from toolcell.sync import SyncRuntime
-    from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
+    from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolResult
+    from toolcell.tools.registry import ToolRegistry, tool
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -112,6 +104,7 @@ else:
             "toolcell.agents.providers.openai": "OpenAIProvider",
             "toolcell.audit.config": "RecordConfig",
             "toolcell.audit.log": "AuditLog",
+            "toolcell.calls.run_state": "Secrets",
             "toolcell.config": "Limits Policy PoolConfig",
             "toolcell.control.map_stream": "MapItem",
             "toolcell.egress": "Allow Egress",
@@ -121,14 +114,13 @@ else:
             ),
             "toolcell.flows": "Flow",
             "toolcell.quotas": "Quota Quotas",
-            "toolcell.results": (
-                "ErrorInfo ExecutionResult Logs Outcome OutputFile PendingCall Suspension ToolCallRecord Usage"
-            ),
+            "toolcell.results": "ExecutionResult Outcome PendingCall Suspension",
             "toolcell.runtime": "Runtime",
             "toolcell.sandbox.docker.backend": "DockerBackend",
             "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
             "toolcell.sandbox.ray.backend": "RayBackend",
             "toolcell.sync": "SyncRuntime",
-            "toolcell.tools": "RunContext Secrets ToolContext ToolDefinition ToolRegistry ToolResult tool",
+            "toolcell.tools": "RunContext ToolContext ToolDefinition ToolResult",
+            "toolcell.tools.registry": "ToolRegistry tool",
         },
     )

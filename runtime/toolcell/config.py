@@ -52,7 +52,15 @@ PROFILES: Mapping[Profile, frozenset[Layer]] = {
 }
 """Layers that each profile requires by default."""
 
+MAX_PLAN_STEPS: Final = 50
+
+SHOWN_CHARS: Final = 32_000
+"""Most characters of tools that a model is shown before it asks: about 8,000 tokens."""
+
 LintProfile = Literal["off", "standard", "strict"]
+
+OnApproval = Literal["ask", "deny", "suspend"]
+"""What becomes of a call that needs approval."""
 
 CheckTypes = Literal["off", "warn", "refuse"]
 """What becomes of a script with wrong types. `warn`: it runs, and the result has the findings."""

@@ -22,6 +22,7 @@
     ├── MapStopped              the calling program: it asked `Runtime.map` to raise at the first failure
     ├── ServiceError            the service behind a `Client`: a run was lost; says whether it may have begun
     ├── AuditError              the audit log: it could not be written, or it does not verify
+    │   └── BadInput            the calling program: a file that it names is missing, or of the wrong kind
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
 Code that fails inside the sandbox raises nothing on the host: the `ExecutionResult` has an `outcome`.
@@ -233,3 +234,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+class BadInput(UsageError, AuditError):
+    """A named file or directory is missing, unreadable, unwritable or of the wrong kind. No change was found in it."""

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, ResumeDecision, RunContext
 from toolcell.calls.checker_process import end_idle
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.reverts import Reverts
-from toolcell.config import CheckTypes, Limits, Policy, PoolConfig, check_types_of
+from toolcell.config import CheckTypes, Limits, OnApproval, Policy, PoolConfig, check_types_of
 from toolcell.control.script_runs import ScriptChecks, ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.run.calls import finished_runs
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import OnApproval, ResumeKwargs, RunKwargs, RunOptions
+from toolcell.run.options import ResumeKwargs, RunKwargs, RunOptions
 from toolcell.run.runs import EgressRules, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from toolcell.control.map_stream import OnError, RunMap
     from toolcell.control.plans import PlanRows, PlanRuns
     from toolcell.control.resumption import Resumption
-    from toolcell.control.suspension import ResumeDecision
     from toolcell.journal.store import JournalStore
     from toolcell.quotas import Quotas
-    from toolcell.results.effects import CommitResult, Preflight, RevertResult
+    from toolcell.results import CommitResult, Preflight, RevertResult
     from toolcell.run.streaming import RunStream
     from toolcell.sessions.session import Session
     from toolcell.sessions.sessions import Sessions

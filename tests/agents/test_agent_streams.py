@@ -209,6 +209,7 @@ async def test_misuse_of_a_stream_is_named_and_errors_of_run_come_from_its_steps
             await read(waiting)
 
 
+@pytest.mark.conforms("Q9")
 @pytest.mark.isolation
 async def test_what_sub_agents_say_comes_too_whether_a_model_or_a_script_calls_them() -> None:
     inner = Agent(ScriptedModel(["Paris it is."], repeat=True), name="geographer")

@@ -11,9 +11,9 @@ from rows import each_row
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.provider import user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.config import SHOWN_CHARS
 from toolcell.errors import UsageError
 from toolcell.tools import ToolRegistry
-from toolcell.tools.stubs import SHOWN_CHARS
 from tools.catalogues import catalogue
 from tools.toolkit import FakeRuntime
 

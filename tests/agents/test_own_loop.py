@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agents.api_server import ApiServer, completion, message, ok, serving, text, tool_use
-from rows import each_row
 from toolcell.tools import ToolCall
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
@@ -141,8 +140,7 @@ async def draw() -> bytes:
 print('''
 
 
-@each_row("heading", ["Chat Completions", "Responses", "Messages"])
-def test_each_shows_the_model_a_picture(heading: str) -> None:
+def test_each_shows_the_model_a_picture() -> None:
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")
     replies = {
@@ -150,12 +148,13 @@ def test_each_shows_the_model_a_picture(heading: str) -> None:
         "Responses": [response(function_call(0, "draw", "{}")), response(output_text("Done."))],
         "Messages": [message(tool_use("c0", "draw"), stop="tool_use"), message(text("Done."))],
     }
-    before, _, call = program(heading).rpartition("print(")
-    with serving(*map(ok, replies[heading])) as server:
-        assert run(f"{before}{PICTURE}{call}", server) == ["Done."]
+    programs = [PICTURE.join(program(heading).rsplit("print(", 1)) for heading in replies]
+    one_after_the_other = f"for program in {programs!r}: exec(program, {{}})"
+    with serving(*(ok(each) for heading in replies for each in replies[heading])) as server:
+        assert run(one_after_the_other, server) == ["Done."] * 3
 
-    sent = str(server.requests[1])
-    assert sent.count("iVBORw0KGgo=") == 1 and "(image/png, 8 bytes)" in sent
+    for sent in map(str, server.requests[1::2]):
+        assert sent.count("iVBORw0KGgo=") == 1 and "(image/png, 8 bytes)" in sent
 
 
 def test_the_id_of_a_call_of_the_responses_api_is_the_one_that_its_answer_refers_to() -> None:

@@ -115,6 +115,9 @@ async def test_a_refusal_is_heard_and_ends_the_run_as_one(kind: str, streaming: 
         reply = ok([chunk({"refusal": "I can't."}), chunk({}, finish="stop"), "[DONE]"] if streaming else whole)
     else:
         pieces = streamed_message((text(""), [{"type": "text_delta", "text": "I can't."}]), stop="refusal")
+        pieces.insert(
+            -1, {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 9}}
+        )  # no reason to forget one
         reply = ok(pieces if streaming else message(text("I can't."), stop="refusal"))
 
     result, _ = await run(kind, reply, on_text=heard.append if streaming else None)

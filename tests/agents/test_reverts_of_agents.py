@@ -8,7 +8,7 @@ import pytest
 
 from toolcell import Agent, ToolRegistry, UsageError
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.control import Approve
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 

@@ -9,16 +9,15 @@ import anyio
 import pytest
 
 from rows import each_row
+from toolcell import Secrets
 from toolcell.agents import Agent, Network, run_tool_loop, user
 from toolcell.agents.loop import ToolLoopConfig
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.run_state import RunState
+from toolcell.calls.run_state import JobTable, RunState
 from toolcell.tools import (
     AgentTool,
     Budget,
-    JobTable,
     RunContext,
-    Secrets,
     Status,
     ToolContext,
     ToolDefinition,

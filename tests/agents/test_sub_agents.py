@@ -37,6 +37,16 @@ def test_an_agent_registers_like_any_tool_with_one_required_task() -> None:
     assert list(definition.parameters["properties"]) == ["task"]
 
 
+@pytest.mark.conforms("V-15")
+def test_a_sub_agent_is_added_as_a_tool_or_by_name_description_and_agent() -> None:
+    as_tool, by_name = answering("x"), answering("x")
+
+    as_tool.add_subagent(answering("42").as_tool("aide", "Helps with everything there is."))
+    by_name.add_subagent("aide", "Helps with everything there is.", answering("42"))
+
+    assert as_tool.definitions() == by_name.definitions()
+
+
 @pytest.mark.conforms("N3")
 async def test_its_answer_is_the_result_and_a_missing_task_is_named() -> None:
     registry = ToolRegistry([answering("42").as_tool("aide", "Helps with everything there is.")])

@@ -11,11 +11,10 @@ import pytest
 from toolcell import Agent, AuditLog, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
 from toolcell.agents import ToolLoopResult
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.control import AlreadyMade, Approve, Deny, Edit
-from toolcell.control.agent_turns import Turn, TurnApprovals
+from toolcell.control.agent_turns import TurnApprovals
 from toolcell.flows import Flow
 from toolcell.journal.store import JournalStore
-from toolcell.tools import Event, Rewrite
+from toolcell.tools import AlreadyMade, Approve, Deny, Edit, Event, Rewrite
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -211,13 +210,13 @@ def test_a_token_that_one_process_used_is_used_in_all(tmp_path: Path) -> None:
         for log in (one, other):
             store = JournalStore(log)
             store.open()
-            turns.append(Turn(store, [{"role": "user", "content": "x"}], None))
-        token = turns[0].suspend("run", TurnApprovals()).to_json()
+            turns.append((store, [{"role": "user", "content": "x"}], None))
+        token = TurnApprovals(*turns[0]).suspend("run").to_json()
 
-        assert turns[1].approvals(token, {}).is_resumed
+        assert TurnApprovals.resumed(*turns[1], token, {}).is_resumed
         for turn in turns:
             with pytest.raises(ResumeError, match="used already"):
-                turn.approvals(token, {})
+                TurnApprovals.resumed(*turn, token, {})
 
 
 @pytest.mark.slow

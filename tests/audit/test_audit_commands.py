@@ -97,15 +97,6 @@ def test_lists_are_filtered(filled: Ledger, flags: list[str], expected: list[str
     assert [line["id"] for line in json.loads(out)] == expected
 
 
-def test_a_script_is_found_by_its_digest(filled: Ledger) -> None:
-    _, out, _ = invoke("list", filled.path, "--json")
-    digest = json.loads(out)[1]["sha256"]
-
-    assert [line["id"] for line in json.loads(invoke("list", filled.path, "--sha256", digest[:9], "--json")[1])] == [
-        "bbbb2222"
-    ]
-
-
 @pytest.mark.conforms("T5")
 def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
     status, out, _ = invoke("show", filled.path, "aaaa")
@@ -128,6 +119,15 @@ def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
         assert expected in out, expected
     bars = [line for line in out.splitlines() if re.search("[█▏]", line)]
     assert len(bars) == 4
+
+
+def test_lines_with_calls_are_in_another_colour(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    _, out, _ = invoke("show", filled.path, "aaaa")
+
+    colours = re.findall(r"\x1b\[(\d+)m +\d \| ", out)
+    assert len(colours) == 6 and colours[0] not in colours[1:]  # all calls are made in the first line
 
 
 def test_last_is_the_newest_run_and_a_default_directory_can_be_set(

@@ -19,10 +19,10 @@ from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
 from toolcell.audit import records
-from toolcell.audit.databases import read_log_id
+from toolcell.audit.databases import database_of
 from toolcell.audit.signatures import Head
-from toolcell.audit.store import BadInput
 from toolcell.audit.verification import verify
+from toolcell.errors import BadInput
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))
 WRITERS = int(os.environ.get("AUDIT_WRITERS", "2"))
@@ -68,7 +68,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
     for directory in directories:
         log = directory / "log"
         try:
-            read_log_id(log)
+            database_of(log).id()
         except BadInput:  # killed before there was a record; then there cannot be an effect either
             assert not has_effect(directory)
             continue
@@ -85,7 +85,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
 
 
 def saved_heads_of(directory: Path) -> list[Head]:
-    return Head.saved(read_log_id(directory / "log"), directory / "heads")
+    return Head.saved(database_of(directory / "log").id(), directory / "heads")
 
 
 def test_after_a_kill_the_next_writer_goes_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from audit.ledger import Ledger
 from rows import each_row
+from toolcell import Secrets
 from toolcell.audit import records
 from toolcell.audit.credentials import PREFIXED
 from toolcell.audit.log import AuditLog
@@ -21,7 +22,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.output import Capture
 from toolcell.support import packing
 from toolcell.support.secrets import MIN_HALF_CHARS, REDACTED
-from toolcell.tools import RunContext, Secrets
+from toolcell.tools import RunContext
 
 
 def cleaned(redactor: Redactor, value: Any) -> Any:
@@ -104,7 +105,10 @@ PIECES = ["token=", "password: ", "k", "_", "-", "aK", "sk-", "eyJ", "://a:", "x
 
 @each_row("piece", PIECES)
 def test_no_text_is_much_slower_than_another(piece: str) -> None:
-    """Time grows with the length, and stays within a multiple of what plain words take in the same moment."""
+    """Time grows with the length, and stays within a multiple of what plain words take in the same moment.
+
+    Of patterns no calls can be counted. The least of some measurements counts: other work only adds to it.
+    """
 
     def seconds(text: str) -> float:
         started = time.thread_time()

@@ -12,7 +12,7 @@ from typing import Any
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from rows import each_row
-from toolcell.audit.html import to_html
+from toolcell.audit.html import ShownRun
 from toolcell.audit.query import Trust
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.cli import exits
@@ -99,7 +99,7 @@ def run_with(text: str) -> RecordedRun:
 
 
 def page_with(text: str, trust: str = Trust.VERIFIED) -> str:
-    return to_html(run_with(text), trust, log=text)
+    return ShownRun(run_with(text)).to_html(trust, log=text)
 
 
 def test_there_are_fifty_payloads() -> None:
@@ -187,4 +187,4 @@ def test_the_command_writes_the_page(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_runs_without_a_script_an_end_or_calls_have_a_page() -> None:
-    assert "No end is recorded" in to_html(RecordedRun("id", "c", 1, "calls", 5, {}), Trust.VERIFIED)
+    assert "No end is recorded" in ShownRun(RecordedRun("id", "c", 1, "calls", 5, {})).to_html(Trust.VERIFIED)

@@ -6,14 +6,17 @@ import json
 import stat
 from pathlib import Path
 
+import anyio
 import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell.audit import key_ranges, keys, records
+from rows import each_row
+from toolcell.audit import Index, key_ranges, keys, load_verifiers, records
 from toolcell.audit.key_ranges import FORGED, UNKNOWN, UNSIGNED, VALID
 from toolcell.audit.keys import HmacKey
 from toolcell.cli import exits
+from toolcell.service.log_reader import LogReader
 
 
 def states(ledger: Ledger, *given: HmacKey) -> list[tuple[str, str]]:
@@ -70,7 +73,56 @@ def test_a_key_that_was_planted_beside_ours_is_used_only_under_its_own_id(tmp_pa
     keys.save_private(path.with_name(f"{path.name}.0123456789abcdef"), HmacKey.generate().to_text())
     path.with_name(f"{path.name}.junk").write_text("junk")
 
-    assert key_ranges.retired_keys(path) == []
+    assert keys.retired_keys(path) == []
+
+
+def test_what_a_replaced_key_signed_is_verified_by_a_service_and_removed_by_retention(ledger: Ledger) -> None:
+    keys.own_signer()
+    ledger.fill(2, key=None)
+    invoke("rotate", ledger.path)
+    reader = LogReader(ledger.path, load_verifiers())
+    assert {run.trust for run in anyio.run(reader.read, Index.runs)} == {"verified"}
+    reader.close_now()
+    prune = ("prune", ledger.path, "--older-than", "0s", "--json")
+    planned = json.loads(invoke(*prune, "--dry-run")[1])
+    assert json.loads(invoke(*prune)[1]) == planned
+    assert all(each["events"] for each in planned)
+
+
+@each_row("flag", ["--sign", "--record-config"])
+def test_a_dry_run_of_prune_has_the_keys_that_a_named_key_replaced(tmp_path: Path, flag: str) -> None:
+    ledger, key, config = Ledger(tmp_path / "runs.db"), tmp_path / "team.key", tmp_path / "record.toml"
+    HmacKey.generate().save(key)
+    ledger.fill(1, key=key)
+    assert invoke("rotate", ledger.path, "--key", key)[0] == exits.OK
+    config.write_text(f'key = "{key}"')
+    prune = ("prune", ledger.path, "--older-than", "0s", "--json", flag, key if flag == "--sign" else config)
+    planned = json.loads(invoke(*prune, "--dry-run")[1])
+    assert all(each["events"] for each in planned)
+    assert json.loads(invoke(*prune)[1]) == planned
+
+
+def test_what_replaced_keys_signed_is_verified_also_where_the_key_itself_cannot_be_read(ledger: Ledger) -> None:
+    old = keys.own_signer()
+    ledger.fill(1, key=None)
+    invoke("rotate", ledger.path)
+    keys.default_key_path().unlink()
+    listed = json.loads(invoke("keys", ledger.path, "--json")[1])
+    assert {(each["key"], each["state"]) for each in listed} == {(old.key_id, VALID)}
+    assert [run["trust"] for run in json.loads(invoke("list", ledger.path, "--json")[1])] == ["verified"]
+    assert [each.key_id for each in load_verifiers(is_needed=False)] == [old.key_id]
+    status, _, said = invoke("verify", ledger.path)
+    assert status == exits.USAGE and "audit.key: No such file" in said and "--key FILE" in said
+
+
+def test_prune_takes_the_key_of_chains_that_another_one_signed(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.fill(1)
+    ledger.key.save(tmp_path / "other.key")
+    prune = ("prune", ledger.path, "--older-than", "0s", "--json")
+    (stays,) = json.loads(invoke(*prune)[1])
+    (goes,) = json.loads(invoke(*prune, "--key", tmp_path / "other.key", "--key", keys.default_key_path())[1])[:1]
+    assert (stays["chain"], stays["events"]) == (goes["chain"], 0)
+    assert goes["events"] > 0
 
 
 def test_keys_exits_with_5_when_a_signature_is_forged(ledger: Ledger) -> None:

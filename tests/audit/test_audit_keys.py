@@ -60,6 +60,19 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.key"]
 
 
+@each_row("kind", [HmacKey, Ed25519Signer])
+def test_a_key_is_saved_and_loaded_by_a_path_in_words_and_its_public_half_is_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[HmacKey | Ed25519Signer]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "chmod", lambda *given: None)  # it has its mode when it appears
+    signer = kind.generate()
+    signer.save("a.key")
+    assert [each.key_id for each in keys.load_verifiers("a.key")] == [signer.key_id]
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == {"a.key": 0o600} | ({"a.key.pub": 0o644} if kind is Ed25519Signer else {})
+
+
 @each_row("text", ["", "toolcell-hmac-sha256:xyz", "-----BEGIN PRIVATE KEY-----\nx\n", "something else"])
 def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.key"

@@ -25,8 +25,7 @@ from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.sinks import AuditEvent
-from toolcell.audit.store import BadInput
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import AuditError, BadInput, UsageError
 from toolcell.tools import Feature, Origin, RunContext
 
 pytestmark = pytest.mark.quick
@@ -125,23 +124,6 @@ def test_steps_of_a_plan_are_recorded_with_their_place(ledger: Ledger) -> None:
 
     assert {call.origin for call in calls} == {"model", "plan[0]", "plan[1]"}
     assert [call.parent for call in calls] == [None, 1, 1]
-
-
-def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> None:
-    seen: list[str] = []
-
-    class Own(Feature):
-        def call_started(self, call: Any) -> None:
-            seen.append(f"start {call.name}")
-
-        async def call_ended(self, call: Any) -> None:
-            seen.append(f"end {call.name}")
-
-    with ledger.opened() as recorder:
-        ledger.run(recorder, context=RunContext().having(Own()))
-
-    assert seen == ["start search", "end search"]
-    assert ledger.kinds() == RUN_KINDS
 
 
 def test_a_run_within_a_run_is_recorded_once_and_still_seen_by_the_callers_observer(ledger: Ledger) -> None:
@@ -268,29 +250,6 @@ def test_files_are_for_their_owner_alone_and_nobody_else_may_put_files_beside_th
     for use in (lambda: ledger.fill(1), ledger.trusts, ledger.verify):
         with pytest.raises(BadInput, match="others may put files beside"):
             use()
-
-
-def test_no_event_no_effect_when_there_is_no_room_and_it_goes_on_when_there_is(ledger: Ledger) -> None:
-    made: list[str] = []
-
-    @ledger.registry.tool
-    async def act(name: str) -> str:
-        """Do something that can be seen afterwards."""
-        made.append(name)
-        return name
-
-    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
-        record = ledger.begin(recorder)
-        ledger.call(record, "act", {"name": "before"}, 1)
-        ((pages,),) = ledger.rows("PRAGMA page_count")
-        recorder.log._writable().execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(AuditError, match=r"cannot write the record .*runs\.db: the disk is full"):
-            ledger.call(record, "act", {"name": "while full " * 3000}, 2)
-        recorder.log._writable().execute("PRAGMA max_page_count = 1073741823")
-        ledger.call(record, "act", {"name": "after"}, 3)
-
-    assert made == ["before", "after"]
-    assert ledger.verify().ok
 
 
 @pytest.mark.parametrize(("spoil", "why"), [("unlink", "it was removed"), ("replace", "another file was put in")])

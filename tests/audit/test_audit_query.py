@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import pytest
 from audit.ledger import Ledger
 from house import ROOT
 from rows import each_row
-from toolcell.audit import receipt, titles
+from toolcell.audit import receipt
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
+from toolcell.results import UNFINISHED
 from toolcell.tools import RunContext
 
 
@@ -75,22 +74,6 @@ def test_runs_are_found_by_the_digest_of_their_script(filled: Ledger) -> None:
     assert [line.seq for line in asked(filled, sha256=digest)] == [everything[0].seq, everything[2].seq]
     assert len(asked(filled, sha256=digest[:7].upper())) == 2
     assert asked(filled, sha256="%") == []
-
-
-def test_runs_are_found_by_time(filled: Ledger) -> None:
-    between = time.time_ns()
-    filled.fill(1)
-
-    assert len(asked(filled, until_ns=between)) == 5
-    assert len(asked(filled, since_ns=between)) == 1
-
-
-@each_row(
-    ("source", "title"),
-    [("\nimport os\nx = os.name", "x = os.name"), (" import os; os.getpid()", "import os; os.getpid()"), ("", "")],
-)
-def test_a_title_is_the_first_line_that_says_something(source: str, title: str) -> None:
-    assert titles.title_of(source) == title
 
 
 def test_a_line_says_what_a_run_was(filled: Ledger) -> None:
@@ -158,19 +141,6 @@ def test_a_reader_keeps_up_with_a_log_that_is_being_written(ledger: Ledger) -> N
             record.end_calls()
             assert len(index.runs()) == number
             assert (index.runs()[-1].outcome, index.runs()[-1].calls) == ("ok", 1)
-
-
-def test_pruned_runs_are_not_listed(ledger: Ledger) -> None:
-    for _ in range(4):
-        ledger.fill(10)
-    assert len(asked(ledger, limit=None)) == 40
-    with ledger.log(settings={"keep_bytes": 30_000}) as log:
-        log.prune()
-    left = asked(ledger, limit=None)
-
-    assert 0 < len(left) < 40
-    with Index(ledger.path) as index:
-        assert [index.load(line).outcome for line in left] == ["ok"] * len(left)
 
 
 def test_counts_are_by_outcome_tool_and_day(filled: Ledger) -> None:

@@ -153,6 +153,7 @@ def test_a_receipt_with_a_member_that_nobody_signed_does_not_verify(ledger: Ledg
         checked = receipt.check(changed, [ledger.key])
         assert not checked.ok and checked.problems, path
         assert path[:1] in [("run",), ("blobs",)] or "verdict" in str(checked.problems) or path == ("head",), checked
+    assert not receipt.check({**made, "before": made["before"] + " "}, [ledger.key]).ok
 
 
 def at(value: Any, path: tuple[Any, ...]) -> Any:

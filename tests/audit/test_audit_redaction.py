@@ -22,7 +22,6 @@ from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.support import packing
 from toolcell.support.secrets import LINE_BREAKS, MIN_SECRET_CHARS, REDACTED
-from toolcell.tools import RunContext, Secrets
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.tables import Array, Axis, Table
@@ -244,37 +243,6 @@ def test_a_long_text_made_to_be_slow_is_looked_through_to_its_end(piece: str) ->
 
 
 # In the log
-
-
-@pytest.mark.conforms("E-b4")
-def test_a_registered_secret_is_nowhere_on_disk(ledger: Ledger) -> None:
-    """In script, inputs, files, arguments, results, messages, exceptions, logs and values, of a call or of a run."""
-    secret, own = "s3cr3t-of-the-log", "s3cr3t-of-the-run"
-    context = RunContext(secrets=Secrets({"own": own}))
-    for hidden in (secret, own):
-        with ledger.opened(secrets=[secret]) as recorder:
-            calls = [
-                ("search", {"query": f"x {hidden}"}),
-                ("fail", {"text": hidden}),
-                ("crash", {"text": f"at {hidden}"}),
-                (f"unknown_{hidden}", {hidden: 1}),
-                ("search", {"query": 5, hidden: hidden}),
-            ]
-            ledger.run(
-                recorder,
-                f"x = '{hidden}'",
-                calls,
-                context=context,
-                inputs={"a": [hidden]},
-                value={"v": hidden},
-                printed=f"the secret is {hidden}\n",
-            )
-    disk = ledger.bytes_on_disk()
-
-    assert secret.encode() not in disk
-    assert own.encode() not in disk
-    assert ledger.verify().ok
-    assert ledger.fields(records.CALL_ENDED)[2]["more"]["exc"] == "ValueError"
 
 
 @pytest.mark.conforms("B-b5")

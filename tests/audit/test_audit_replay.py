@@ -25,7 +25,7 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.control.replays import Replay, replay, runtime_options
+from toolcell.control.replays import Replay, replay
 from toolcell.tools import RunContext, ToolResult
 
 pytestmark = pytest.mark.isolation
@@ -133,7 +133,7 @@ def opened(
     run: RecordedRun, registry: ToolRegistry | None = None, record: AuditLog | None = None
 ) -> Iterator[ReplayRuntime]:
     """Open a runtime as a run needs it."""
-    runtime = Runtime(registry, pool=POOL, record=record, **runtime_options(run))
+    runtime = Runtime(registry, pool=POOL, record=record, **run.runtime_options())
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(runtime):
         yield ReplayRuntime(runtime, portal)
 

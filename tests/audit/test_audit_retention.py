@@ -13,6 +13,7 @@ import pytest
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from audit.test_audit_log import until
+from rows import each_row
 from toolcell.audit import HmacKey, log, records
 from toolcell.audit.chain_check import PUT_BACK
 from toolcell.audit.store import EVENT_COLUMNS
@@ -141,3 +142,15 @@ def test_prune_as_a_command_says_what_went_and_what_stays(aged: Ledger, tmp_path
     assert [each["events"] for each in plain] == [13, 13, 0]
     assert aged.verify().ok
     assert invoke("prune", aged.path)[0] == exits.USAGE
+
+
+@each_row("is_there", [False, True])
+@each_row("more", [(), ("--dry-run",)])
+def test_prune_with_a_key_that_it_cannot_sign_with_is_a_wrong_call(
+    aged: Ledger, tmp_path: Path, is_there: bool, more: tuple[str, ...]
+) -> None:
+    if is_there:
+        (tmp_path / "key").write_text("no key")
+        (tmp_path / "key").chmod(0o600)
+    status, _, said = invoke("prune", aged.path, "--older-than", "1h", "--sign", tmp_path / "key", *more)
+    assert status == exits.USAGE and f"{tmp_path / 'key'}" in said and "checks signatures" not in said

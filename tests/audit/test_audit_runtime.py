@@ -15,15 +15,14 @@ import pytest
 
 from audit.audit_writers import KEY
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, Secrets, SyncRuntime
 from toolcell.audit import keys, records
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verification import verify
-from toolcell.control import Approve
 from toolcell.errors import AuditError
 from toolcell.sandbox.backend import Backend
-from toolcell.tools import Feature, RunContext, Secrets
+from toolcell.tools import Approve, Feature, RunContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from rows import each_row
-from toolcell.audit.events import Shape, lines_of
+from toolcell.audit.events import Shape
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, Trust
 from toolcell.audit.text_search import LINE_CHARS, Search, word_of
 from toolcell.audit.titles import title_of
+from toolcell.calls.call import RunScope
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support.times import time_of
@@ -62,7 +63,7 @@ def filled(ledger: Ledger) -> Ledger:
             "# look for nothing\nx = 'in-source'",
             inputs={"name": "in-inputs"},
             files=[("in-name.txt", KEPT.encode())],
-            context=RunContext(run_id="aaaa1111", user_id="in-who"),
+            context=RunContext(run_id="aaaa1111", user_id="in-who", scope=RunScope(depth=1)),
         )
         ledger.call(record, "search", {"query": "in-args"}, 1)
         ledger.call(record, "fail", {"text": "in-failure"}, 2)
@@ -125,6 +126,8 @@ def test_a_word_is_looked_for_in_the_events_and_few_runs_are_read(filled: Ledger
         assert word_of(re.compile("in-source", re.I)) is None
         assert len(index.runs(Filter(limit=None, may_hold=b"y = 1"))) == 2
         assert [run.id for run in index.runs(Filter(limit=None, may_hold=b"nowhere"))] == ["aaaa1111"]  # two streams
+        latest = Search().search(index, Filter(limit=1), re.compile("in-source"))
+        assert not [*latest]  # it is in the run before
 
 
 def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> None:
@@ -146,6 +149,8 @@ def test_grep_says_how_many_matches_it_does_not_show(filled: Ledger) -> None:
     assert out.count("in-") >= 2 and "aaaa1111" in out
     assert report["more"] > 3 and f"{report['more']} more matches" in err
     assert (len(report["matches"]), report["runs"]) == (2, 2)
+    every = json.loads(invoke("grep", filled.path, "in-", "-n", "0", "--json")[1])
+    assert (len(every["matches"]), every["more"]) == (2 + report["more"], 0)
 
 
 def test_grep_names_what_it_could_not_search(ledger: Ledger) -> None:
@@ -286,6 +291,7 @@ def test_events_are_lines_of_json_with_trust_and_zones(filled: Ledger, tmp_path:
         "success",
     ]
     assert {(each["ecs"]["version"], each["event"]["dataset"]) for each in ecs} == {("8.17.0", "toolcell.audit")}
+    assert [each["toolcell"]["call"]["depth"] for each in ecs if "call" in each["toolcell"]] == [1, 1]
     assert ecs[0]["user"] == {"id": "in-who"} and ecs[2]["error"]["message"]
 
 
@@ -297,7 +303,7 @@ def test_a_script_cannot_forge_an_event(ledger: Ledger) -> None:
         (summary,) = index.runs()
         shapes: tuple[Shape, ...] = ("jsonl", "ecs")
         for shape in shapes:
-            lines = [*lines_of(index, summary, shape)]
+            lines = [*index.event_lines(summary, shape)]
 
             assert len(lines) == 3
             assert all(line.isascii() and line.isprintable() for line in lines)

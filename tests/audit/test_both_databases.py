@@ -25,7 +25,7 @@ from toolcell.audit import (
     RecordConfig,
     Report,
     Trust,
-    default_key_path,
+    keys,
     load_verifier,
     receipt,
     removals,
@@ -34,11 +34,11 @@ from toolcell.audit import (
 from toolcell.audit.chain_check import BAD_SIGNATURE, BROKEN_LINK, CUT_OFF, EDITED, MISSING, NOT_AN_EVENT
 from toolcell.audit.text_search import Search
 from toolcell.audit.verification import BAD_BLOB, CHAIN_MISSING, VIEW_DIFFERS
-from toolcell.control import Approve, Edit
 from toolcell.control.replays import replay
 from toolcell.errors import ResumeError, UsageError
 from toolcell.service import ServiceConfig, TenantConfig
 from toolcell.service.app import create_app
+from toolcell.tools import Approve, Edit
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -109,12 +109,12 @@ def bank() -> Bank:
 
 def checked(place: Place, **options: Any) -> Report:
     with looking():
-        return verify(place, [load_verifier(default_key_path())], **options)
+        return verify(place, [load_verifier(keys.default_key_path())], **options)
 
 
 @contextmanager
 def index_of(place: Place) -> Iterator[Index]:
-    with looking(), Index(place, [load_verifier(default_key_path())]) as index:
+    with looking(), Index(place, [load_verifier(keys.default_key_path())]) as index:
         yield index
 
 
@@ -384,13 +384,13 @@ def test_a_record_is_searched_counted_exported_pruned_and_copied(filled: Place, 
         copies = tmp_path / "copies"
         copies.mkdir(mode=0o700)
         index.copy_to(copies / "copy.db")
-    assert receipt.check(made, [load_verifier(default_key_path())]).ok
+    assert receipt.check(made, [load_verifier(keys.default_key_path())]).ok
     assert checked(copies / "copy.db", strict=True).ok
     with index_of(copies / "copy.db") as copy, index_of(filled) as index:
         assert copy.runs() == index.runs()
 
     config = RecordConfig(keep_s=1e-9)
-    plan = removals(filled, config, [load_verifier(default_key_path())])
+    plan = removals(filled, config, [load_verifier(keys.default_key_path())])
     assert [each.reason for each in plan] == ["age", "age"]
     with AuditLog(filled, config=config) as log:
         assert sum(each.count for each in log.prune()) >= sum(each.count for each in plan)

@@ -18,13 +18,15 @@ import pytest
 
 from record_places import Way, connected, drop, record_url, rows, schema_of, way_to
 from toolcell import PoolConfig, RunContext, Runtime, ToolRegistry
-from toolcell.audit import AuditLog, HmacKey, Index, read_log_id, records, verify
+from toolcell.audit import AuditLog, HmacKey, Index, records, verify
+from toolcell.audit.databases import database_of
 from toolcell.audit.postgres_record import glob_pattern
-from toolcell.control import Approve
 from toolcell.errors import AuditError, ResumeError, UsageError
 from toolcell.journal.database import REQUEST, SESSION, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.request_keys import RequestKeys
 from toolcell.journal.store import JournalStore
+from toolcell.support.packing import unpack
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -199,12 +201,12 @@ async def test_a_run_that_another_host_took_up_while_the_connection_was_lost_mak
 
 def test_two_processes_never_have_one_journal_open(url: str) -> None:
     with AuditLog(url, key=KEY) as one, AuditLog(url, key=KEY) as other:
-        lock = one.lock("run", "a")
+        lock = one.database.lock("run", "a")
         for log in (one, other):
             with pytest.raises(BlockingIOError):
-                log.lock("run", "a")
+                log.database.lock("run", "a")
         lock.release()
-        other.lock("run", "a").release()
+        other.database.lock("run", "a").release()
 
 
 def append(log: AuditLog) -> int:
@@ -213,13 +215,13 @@ def append(log: AuditLog) -> int:
 
 def test_to_ask_for_a_journal_that_is_open_elsewhere_disturbs_no_write(url: str) -> None:
     with AuditLog(url, key=KEY) as other, AuditLog(url, key=KEY) as log:
-        other.lock("session", "s")
+        other.database.lock("session", "s")
         is_over = threading.Event()
 
         def ask() -> None:
             while not is_over.is_set():
                 with pytest.raises(BlockingIOError):
-                    log.lock("session", "s")
+                    log.database.lock("session", "s")
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -261,7 +263,7 @@ def test_a_connection_that_the_server_has_not_noticed_to_be_lost_is_ended(url: s
         journal.write("x", 2)
         assert log.flush(wait=True)
         way.is_noticed = True
-        assert [n for n, _ in journals.records(SESSION, "s")] == [1, 2]
+        assert [unpack(body) for body in journals.records(SESSION, "s")] == [["x", 1], ["x", 2]]
 
 
 def test_a_journal_that_another_process_took_up_is_noticed_after_two_losses(
@@ -288,7 +290,7 @@ def test_a_journal_that_another_process_took_up_is_noticed_after_two_losses(
                 each.write("x", "ours")
             log.flush(wait=True)
         for name in "ab":
-            assert [b"theirs" in body for _, body in theirs.records(SESSION, name)] == [False, True]
+            assert [b"theirs" in body for body in theirs.records(SESSION, name)] == [False, True]
 
 
 def test_a_journal_that_another_process_looked_at_while_the_connection_was_lost_is_still_ours(
@@ -313,16 +315,15 @@ def test_a_journal_that_another_process_looked_at_while_the_connection_was_lost_
         journal.write("x", 2)
         assert log.flush(wait=True)
         timer.join()
-        assert [n for n, _ in theirs.records(SESSION, "s")] == [1, 2]
+        assert [unpack(body) for body in theirs.records(SESSION, "s")] == [["x", 1], ["x", 2]]
 
 
 @pytest.mark.parametrize("is_begun_again", [False, True])
 def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
     url: str, way: Way, postgres_server: str, is_begun_again: bool
 ) -> None:
-    with two_processes(url, postgres_server) as (ours, theirs):
+    with two_processes(url, postgres_server) as (ours, theirs), closing(RequestKeys(ours.log, "ann")) as keys:
         log, other = ours.log, theirs.log
-        keys = RequestKeys(ours, "ann")
         keys.begin("k", b"digest", "run-1")
         way.is_refusing = True
         way.cut()
@@ -339,7 +340,8 @@ def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
         assert keys.begin("next", b"digest", "run-3").state == "begun"
         seen.close()
         other.flush(wait=True)
-        entry = RequestKeys(theirs, "ann").begin("k", b"other" if is_begun_again else b"digest", "run-4")
+        with closing(RequestKeys(other, "ann")) as their_keys:
+            entry = their_keys.begin("k", b"other" if is_begun_again else b"digest", "run-4")
         assert (entry.run_id, entry.body) == (("run-2", None) if is_begun_again else ("run-1", b"x"))
 
 
@@ -347,9 +349,9 @@ def test_a_key_that_another_process_has_ends_nothing_but_its_own_request(
 def test_a_key_that_another_process_takes_while_it_is_noted_is_begun_once(
     url: str, way: Way, postgres_server: str, is_begun_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with two_processes(url, postgres_server) as (ours, theirs):
+    with two_processes(url, postgres_server) as (ours, theirs), closing(RequestKeys(ours.log, "ann")) as keys:
         log, other = ours.log, theirs.log
-        keys, taken, remove = RequestKeys(ours, "ann"), list[OpenJournal](), OpenJournal.remove
+        taken, remove = list[OpenJournal](), OpenJournal.remove
 
         def remove_and_be_cut_off(journal: OpenJournal) -> None:
             remove(journal)
@@ -420,7 +422,7 @@ def test_a_record_that_is_gone_is_not_made_anew_nor_written_to_another(
         assert len(verify(direct, [KEY], strict=True).chains) == 1
     else:
         with pytest.raises(UsageError, match="there is no record"):
-            read_log_id(url)
+            database_of(url).id()
 
 
 def test_a_commit_that_arrives_after_the_connection_was_lost_is_not_written_twice(url: str, way: Way) -> None:
@@ -495,7 +497,7 @@ async def test_a_run_whose_task_is_cancelled_while_it_begins_is_not_kept_from_ot
         has_written.wait(60)
         for _ in range(600):
             try:
-                log.lock("run", "mine").release()
+                log.database.lock("run", "mine").release()
                 break
             except BlockingIOError:
                 await anyio.sleep(0.1)
@@ -578,7 +580,7 @@ def test_a_password_is_in_no_row_and_no_name_of_the_record(url: str) -> None:
 
 def test_other_tables_views_triggers_and_newer_versions_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match="there is no record"):
-        read_log_id(url)
+        database_of(url).id()
     rows(url, f"CREATE SCHEMA {schema_of(url)}")
     rows(url, "CREATE TABLE another (x TEXT)")
     with pytest.raises(UsageError, match="other tables"), AuditLog(url, key=KEY):
@@ -604,7 +606,7 @@ def test_other_tables_views_triggers_and_newer_versions_are_refused(url: str) ->
     assert verify(url, [KEY]).ok
     rows(url, "UPDATE about SET value = '99' WHERE key = 'version'")
     with pytest.raises(UsageError, match="version 99"):
-        read_log_id(url)
+        database_of(url).id()
 
 
 def test_who_may_only_read_can_verify_and_is_told_why_nothing_is_written(url: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -12,9 +14,12 @@ from starlette.testclient import TestClient
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from audit.test_audit_spans import Spans
-from toolcell.audit import records
+from rows import each_row
+from toolcell.audit import Index, records
 from toolcell.audit.log import AuditLog
 from toolcell.audit.reader import LABELS
+from toolcell.cli.audit_terminal import style_of
+from toolcell.results import standing_of
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
 from toolcell.service.viewer.visitors import OneLog
@@ -81,17 +86,19 @@ def leaves(value: Any, name: str = "") -> list[tuple[str, str]]:
     return [(name, str(value))]
 
 
-def write(log: AuditLog, end: dict[str, Any], started: dict[str, Any] = STARTED) -> None:
+def write(log: AuditLog, end: dict[str, Any] | None, started: dict[str, Any] = STARTED, outcome: str = "ok") -> None:
     run = log.append(
         records.RUN_STARTED,
         0,
         ("the-run", "code", "x = 1", "00ff", None, None, [], None, None, "off", 7, 1.5, None, {"user": "ann"}, {}),
     )
     for kind, fields in ((records.CALL_STARTED, started), (records.CALL_ENDED, end)):
+        if fields is None:
+            return
         assert set(fields) == set(records.FIELDS[kind])
         log.append(kind, run, tuple(fields[name] for name in records.FIELDS[kind]))
     nothing = (None, False, None, [], [0, 0, False], [], None, {}, [1, 0], {})
-    log.append(records.RUN_ENDED, run, ("ok", *nothing))
+    log.append(records.RUN_ENDED, run, (outcome, *nothing))
 
 
 def viewer(ledger: Ledger) -> str:
@@ -169,3 +176,38 @@ def test_every_view_shows_what_is_recorded_in_place_of_a_value(ledger: Ledger) -
     for view, page in shown.items():
         assert [size for size in ("70707", "80808", "90909") if size not in page] == [], view
         assert "the-beginning" in page, view
+
+
+@pytest.mark.parametrize(("outcome", "standing"), [("ok", "good"), ("suspended", "open"), ("killed", "bad")])
+def test_every_view_says_of_an_outcome_whether_it_is_good_open_or_bad(
+    ledger: Ledger, outcome: str, standing: str
+) -> None:
+    spans = Spans()
+    with ledger.log(sinks=[spans.sink]) as log:
+        write(log, ANSWERED, outcome=outcome)
+    *_, ended = map(json.loads, VIEWS["audit events --format ecs"](ledger).splitlines())
+
+    assert standing_of(outcome) == standing
+    assert ended["event"]["outcome"] == {"good": "success", "open": "unknown", "bad": "failure"}[standing]
+    assert style_of(outcome) == {"good": "green", "open": "yellow", "bad": "red"}[standing]
+    assert f'class="mark {standing}">{outcome}<' in viewer(ledger)
+    assert spans.finished()["execute_tool execute_code"].status.is_ok == (standing != "bad")
+
+
+@each_row(
+    ("status", "standing"),
+    [
+        ("ok", "good"), ("pending", "good"), ("collected", "good"), ("suspended", "open"), ("unfinished", "open"),
+        ("timeout", "bad"),
+    ],
+)  # fmt: skip
+def test_every_view_says_of_a_call_whether_it_is_good_open_or_bad(tmp_path: Path, status: str, standing: str) -> None:
+    ledger = Ledger(tmp_path / "runs.db")
+    with ledger.log() as log:
+        write(log, None if status == "unfinished" else ANSWERED | {"status": status})
+    failed = int(standing == "bad")
+
+    assert re.search(f'<h3><span class="{standing}">7 the-tool: {status}[ <]', html(ledger))
+    with Index(ledger.path) as index:
+        counted = (index.hosts(), index.tool_table(), index.stats()["tools"])
+    assert [table[0]["failed"] for table in counted] == [failed] * 3

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
+import psutil
 import pytest
-from benchmarks.measurements import MEASUREMENTS, Workload
+from benchmarks.__main__ import ROOT, Worker, exit_code, main
+from benchmarks.measurements import MEASUREMENTS, QUICK, Workload
+from benchmarks.report import Series, compare
 
-from benchmarks import compare
 from rows import each_row
-
-ROOT = Path(__file__).parents[2]
 
 
 @each_row(
@@ -20,32 +20,30 @@ ROOT = Path(__file__).parents[2]
     [
         ("run", (1.0, 2.0, 4.0), (0.8, 1.6, 3.2), "better"),
         ("run", (1.0, 2.0, 4.0), (1.2, 2.4, 4.8), "worse"),
-        ("throughput", (1.0, 2.0, 4.0), (1.2, 2.4, 4.8), "better"),
+        ("clients_4", (1.0, 2.0, 4.0), (1.2, 2.4, 4.8), "better"),
         ("run", (1.0, 2.0, 4.0), (1.02, 2.04, 4.08), "same"),
         ("run", (1.0, 1.0, 1.0), (0.5, 1.1, 1.5), "same"),
     ],
 )
-def test_trees_are_compared_round_by_round_and_only_a_row_worse_than_the_noise_ends_with_1(
-    monkeypatch: pytest.MonkeyPatch, key: str, before: Sequence[float], after: Sequence[float], change: str
+def test_trees_are_compared_round_by_round_and_only_a_row_worse_than_the_noise_is_worse(
+    key: str, before: Sequence[float], after: Sequence[float], change: str
 ) -> None:
-    figures = {"before": iter(before), "after": iter(after)}
+    measurement = next(each for each in MEASUREMENTS if each.key == key)
+    early, late = (Series([[sample] for sample in samples]) for samples in (before, after))
 
-    def measured(tree: Path, keys: Sequence[str], venv: str) -> compare.Medians:
-        value = next(figures[tree.name])
-        return {name: value for each in MEASUREMENTS if each.key in keys for name in compare.figures_of(each)}
+    compared = compare(measurement, late, early)
 
-    monkeypatch.setattr(compare, "measure_in_tree", measured)
-    shown = list[compare.Row]()
-    monkeypatch.setattr(compare, "show", lambda _, rows: shown.extend(rows))
+    assert compared["change"] == change
+    groups = {key: {"competitors": {"before": {}, "after": compared}}}
+    assert exit_code(groups, [{"seccomp": "on"}]) == (change == "worse")
 
-    code = compare.main(["before", "after", "--rounds", "3", "--only", key])
 
-    assert {row.change for row in shown} == {change}
-    assert code == (change == "worse")
+def test_a_toolcell_that_could_not_be_opened_is_in_the_exit_code() -> None:
+    assert [exit_code({}, [{"seccomp": "on"}, layers]) for layers in ({"seccomp": "on"}, {})] == [0, 1]
 
 
 def test_the_tables_of_figures_name_their_rows_as_the_command_prints_them() -> None:
-    workload = asdict(Workload(clients=4))
+    workload = asdict(Workload())
     printed = {f"{each.title.format_map(workload)}, {each.unit}" for each in MEASUREMENTS}
 
     for page in ("README.md", "docs/benchmarks.md"):
@@ -53,3 +51,20 @@ def test_the_tables_of_figures_name_their_rows_as_the_command_prints_them() -> N
         rows = [line.split("|")[1].strip() for line in after.splitlines()[2:]]
         assert len(rows) >= 3
         assert set(rows) <= printed
+
+
+def test_a_competitor_whose_process_has_died_is_a_problem_in_each_turn_and_costs_no_other_its_results() -> None:
+    before = psutil.Process().children()
+    worker = Worker("python subprocess", ROOT, sys.executable, [])
+    assert worker.problem is None
+    (process,) = [each for each in psutil.Process().children() if each not in before]
+    process.kill()
+    assert [worker.turn("cold", QUICK) for _ in range(3)] == [{"problem": "its process has ended"}] * 3
+    worker.close()
+
+
+@each_row(("option", "value"), [("--base", "nobody"), ("--rounds", "0")])
+def test_an_option_that_could_give_no_figures_is_refused(option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--quick", "--only", "cold", "--competitors", "python subprocess", option, value])
+    assert refused.value.code not in (0, None)

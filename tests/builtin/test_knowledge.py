@@ -253,7 +253,8 @@ async def test_words_weigh_three_tenths_and_each_half_can_be_left_out() -> None:
     assert len(await words_only.search(store, EMBEDDINGS, "forecasting", 3)) == 1
     assert len(await vectors_only.search(store, EMBEDDINGS, "forecast", 3)) == 1
     (by_vectors,) = await Retriever().search(store, EMBEDDINGS, "forecast", 3)
-    assert by_vectors.score == pytest.approx(0.7)
+    (with_more_words,) = await Retriever(keyword_weight=0.6).search(store, EMBEDDINGS, "forecast", 3)
+    assert by_vectors.score == pytest.approx(0.7) and with_more_words.score == pytest.approx(0.4)
 
 
 # Chunks

@@ -38,7 +38,7 @@ WRITTEN = [
     "http://127。0。0。1/", "http://１２７.0.0.1/", "http://ⓛⓞⓒⓐⓛⓗⓞⓢⓣ/", "http://%31%32%37.0.0.1/", "http://127.0.0.1%00.example.com/",
     "http://user@example.com/", "http://user:pass@example.com/", "http://example.com@127.0.0.1/",
     "http://127.0.0.1@example.com/", "http://@example.com/", "http://example.com\\@127.0.0.1/",
-    "http:\\\\127.0.0.1\\", "http://example.com\t.evil/", "http://exa\nmple.com/", "http://example.com:22/",
+    "http:\\\\127.0.0.1\\", "http://example.com/a\\..\\b", "http://example.com\t.evil/", "http://exa\nmple.com/", "http://example.com:22/",
     "http://example.com:0/", "http://example.com:99999/", "http://example.com:8O/", "http://example.com:80:80/",
     "http:///etc/passwd", "http:/127.0.0.1/", "http:127.0.0.1", "//127.0.0.1/", "file:///etc/passwd",
     "ftp://example.com/", "gopher://127.0.0.1:6379/_x", "dict://127.0.0.1:11211/", "jar:http://example.com/!/",

@@ -39,7 +39,8 @@ class Web(httpx.AsyncBaseTransport):
         if request.url.host == "api.search.brave.com":
             return self._answer(request) if self._answer else self._found(int(request.url.params["count"]))
         page = self.pages.get(str(request.url))
-        return httpx.Response(404) if page is None else httpx.Response(200, html=page)
+        status = 400 if "refused" in request.url.host else 200
+        return httpx.Response(404) if page is None else httpx.Response(status, html=page)
 
     def _found(self, count: int) -> httpx.Response:
         results = [
@@ -67,9 +68,11 @@ async def search(web: Web, embeddings: Any = None, **args: Any) -> ToolResult:
 @pytest.mark.conforms("S7", "S-b1", "S-b2")
 async def test_passages_are_ranked_by_meaning_with_their_sources() -> None:
     web = Web(pages(5))
-    web.pages["https://p3.test/"] = "<p>The zebra finch sings a song that its father taught it, zebra finch.</p>"
+    song = "The zebra finch sings a song that its father taught it, zebra finch."
+    web.pages |= {"https://p3.test/": f"<p>{song}</p>", "https://refused.test/": f"<p>{song} Here too.</p>"}
     result = await search(web, query="zebra finch song")
     best = result.value[0]
+    assert "Here too" not in result.text
     assert (best["url"], best["title"]) == ("https://p3.test/", "Page 3 & more")
     assert [each["score"] for each in result.value] == sorted((each["score"] for each in result.value), reverse=True)
     assert 0.35 < best["score"] <= 1 and set(best) == {"title", "url", "text", "score"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from rows import each_row
 from toolcell.cli import build, doctor_docker, exits
-from toolcell.sandbox.docker.client import DaemonInfo, EngineClient
+from toolcell.sandbox.docker.client import CAN_LIMIT, DaemonInfo, EngineClient
 from toolcell.sandbox.docker.images import check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
@@ -119,13 +119,19 @@ INFO = DaemonInfo(
     storage_driver="overlay2", runtimes=("runc", "runsc"), default_runtime="runc", has_init=True,
     security=("name=seccomp,profile=default",), architecture="x86_64",
 )  # fmt: skip
+
+
+def engine_with(info: DaemonInfo) -> EngineClient:
+    return EngineClient(cast(Any, None), info, "unix:///x")
+
+
 IMAGE = ImageRef(
     "sha256:1", reference.DEFAULT_IMAGE, "3.13.1", reference.VERSION, reference.guest_sources(), size_bytes=56_700_000
 )
 
 
 def test_doctor_reports_nothing_missing_on_a_complete_engine() -> None:
-    found = doctor_docker.describe("unix:///x", INFO, {"SwapLimit": True}, [IMAGE])
+    found = doctor_docker.describe("unix:///x", engine_with(INFO), [IMAGE])
     assert found["missing"] == []
     assert dict(doctor_docker.lines(found)) == {
         "docker": "Docker 20.10.24, API 1.41, at unix:///x",
@@ -143,21 +149,24 @@ def test_doctor_names_each_missing_thing_with_its_remedy() -> None:
             "runtimes": ("runc",),
             "security": (),
             "has_init": False,
+            "cannot_limit": CAN_LIMIT,
         }
     )
-    lacks = doctor_docker.missing(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
+    lacks = doctor_docker.missing(engine_with(info), [])
     assert len(lacks) == 7
     assert all(what and fix for what, fix in lacks)
     stale = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", "0.0.1")
     derived = replace(stale, tag=f"{reference.DERIVED_REPOSITORY}:0")
-    assert [what for what, _ in doctor_docker.missing(INFO, {}, [stale, derived])] == [
+    assert [what for what, _ in doctor_docker.missing(engine_with(INFO), [stale, derived])] == [
         f"another installation's guest in {reference.DEFAULT_IMAGE}"
     ]
 
 
 def test_doctor_counts_the_images_that_runtimes_made_for_their_packages() -> None:
     made = [replace(IMAGE, tag=f"{reference.DERIVED_REPOSITORY}:{n}", size_bytes=150_000_000) for n in range(3)]
-    shown = dict(doctor_docker.lines(doctor_docker.describe("unix:///x", INFO, {}, [IMAGE, *made])))["  images"]
+    shown = dict(doctor_docker.lines(doctor_docker.describe("unix:///x", engine_with(INFO), [IMAGE, *made])))[
+        "  images"
+    ]
     assert shown == f"{reference.DEFAULT_IMAGE} (56.7 MB), 3 with packages (450.0 MB): toolcell images list"
 
 

@@ -16,11 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from rows import each_row
-from toolcell.audit import BadInput, receipt
+from toolcell.audit import receipt
 from toolcell.cli import COMMANDS, arguments, audit, audit_proof, build, exits, places, run, terminal
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.config import Limits
-from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
+from toolcell.errors import BadInput, PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support.files import write_named
 from toolcell.support.text import size

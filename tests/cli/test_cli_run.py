@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import toolcell.runtime
-from toolcell.cli import build, demo, execution, exits
+from toolcell.cli import build, demo, early_zygote, execution, exits
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import (
@@ -500,7 +500,7 @@ def test_a_module_beside_a_file_of_tools_comes_before_an_installed_one(
 
 def test_decorated_functions_are_the_tools_where_there_are_any(fake: type[FakeRuntime], folder: Path) -> None:
     (folder / "decorated.py").write_text(
-        "from toolcell.tools import tool\n"
+        "from toolcell import tool\n"
         "@tool\ndef shown(x: int) -> int:\n    '''Return the very same number again.'''\n    return hidden(x)\n"
         "def hidden(x: int) -> int:\n    '''Not offered, because another one is marked.'''\n    return x\n"
     )
@@ -812,6 +812,7 @@ def test_what_takes_long_says_so_on_a_terminal_only(
 @pytest.mark.isolation
 def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path) -> None:
     needless = (
+        "pydantic",
         "rich",
         "docker",
         "tomllib",
@@ -821,13 +822,16 @@ def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path
         "toolcell_bridge.isolation.seccomp",
     )
     probe = (
-        "import gc, sys\nfrom toolcell.cli import main\nyoung = [0]\n"
+        "import gc, subprocess, sys\nfrom toolcell.cli import main\nyoung, started = [0], []\n"
+        "class Started(subprocess.Popen):\n"
+        "    def __init__(self, *given, **options): super().__init__(*given, **options); started.append('typer' in sys.modules)\n"
+        "subprocess.Popen = Started\n"
         "gc.callbacks.append(lambda when, about: young.append(len(gc.get_objects(about['generation']))))\n"
         "try: main()\nfinally: "
-        f"print([n for n in {needless} if n in sys.modules], max(young) < 20_000, file=sys.stderr)"
+        f"print([n for n in {needless} if n in sys.modules], max(young) < 20_000, started, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe, "run", "-c", "6 * 7"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[] True\n")
+    assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[] True [False]\n")
 
 
 @pytest.mark.slow
@@ -851,6 +855,32 @@ def test_a_zygote_that_nobody_waits_for_ends_with_its_host(folder: Path) -> None
     assert started
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)], timeout=60)
     assert not alive
+
+
+def children() -> list[int]:
+    return sorted(each.pid for each in psutil.Process().children(recursive=True))
+
+
+@pytest.mark.isolation
+def test_a_run_that_needs_another_zygote_starts_none_too_early_and_keeps_none() -> None:
+    before = children()
+    for arguments in (["-pnumpy"], ["-p", "numpy"], ["--limits", "limits.toml"], ["--limits=limits.toml"]):
+        early_zygote.start(arguments)
+        assert children() == before
+    early_zygote.start(["-c", "1"])
+    assert children() != before
+    options = {"backend": "process", "packages": (), "record": None, "policy": Policy(), "limits": Limits()}
+    assert early_zygote.backend_for({**options, "preload": ("json",)}) == "process"
+    assert children() == before
+
+
+def test_commands_that_run_no_script_at_once_import_no_sandbox_for_their_help() -> None:
+    program = (
+        "import sys\nfrom toolcell.cli import build\nfor name in ('mcp', 'serve'): build([name])\n"
+        "print([name for name in sys.modules if name.startswith('toolcell.sandbox')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_progress_line_shows_what_an_installer_does() -> None:

@@ -178,6 +178,8 @@ def test_inputs_are_checked_as_values_of_their_types() -> None:
 
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
+SAID = {**STRING, "description": "other words"}
+BELOW = ("additionalItems", "contentSchema", "unevaluatedItems", "unevaluatedProperties")
 
 
 def tool(required: tuple[str, ...] = (), /, returns: Any = None, **properties: Any) -> ToolThen:
@@ -215,8 +217,13 @@ def tool(required: tuple[str, ...] = (), /, returns: Any = None, **properties: A
             ToolThen({"type": "object"}, None),
             [("the rules for its parameters together are others", True)],
         ),
+        (
+            ToolThen(dict.fromkeys(BELOW, STRING) | {"dependencies": {"a": STRING, "b": ["c"]}}, None),
+            ToolThen(dict.fromkeys(BELOW, SAID) | {"dependencies": {"a": SAID, "b": ["c"]}}, None),
+            [],
+        ),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_a_change_of_a_schema_is_told_in_words(then: ToolThen, now: ToolThen, expected: list[Any]) -> None:
     assert [(each.text, each.can_break) for each in changes(then, now)] == expected

@@ -13,10 +13,11 @@ from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
 from toolcell.sandbox.stream import read_available
-from toolcell.testing import CaseResult, FakeBackend, check_backend, contract_cases, contract_lacks
+from toolcell.testing import FakeBackend, check_backend, contract_cases, contract_lacks
 from toolcell.testing import fake as fakes
 from toolcell.testing import harness as harnesses
 from toolcell.testing.contract import case as cases
+from toolcell.testing.contract.check import CaseResult
 from toolcell.testing.fake import FakeSandbox
 from toolcell.testing.harness import ContractViolation
 

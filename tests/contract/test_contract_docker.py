@@ -43,7 +43,7 @@ async def harness(make_backend: Callable[[], Backend], anyio_backend: Any) -> As
         yield harness
 
 
-ONLY = {"gvisor": ("limits", "isolation", "single_use")}
+ONLY = {"gvisor": ("limits", "isolation")}
 """What another kernel changes. The other groups test guest and host, which are the same."""
 
 CASES = [

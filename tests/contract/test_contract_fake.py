@@ -1,4 +1,4 @@
-"""The fake backend meets every case of the contract that needs no isolation."""
+"""The fake backend meets the contract, but for what needs isolation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ async def harness(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
         yield harness
 
 
-@each_row("case", contract_cases(FakeBackend), ids=str)
+OF_THE_GUEST = {"values", "calls", "hostile"}
+"""Groups that test what runs inside, which is the same in all backends: here every third of their cases."""
+CASES = [case for case in contract_cases(FakeBackend) if case.name.partition(".")[0] not in OF_THE_GUEST]
+CASES += [case for case in contract_cases(FakeBackend) if case not in CASES][::3]
+
+
+@each_row("case", CASES, ids=str)
 async def test_the_fake_meets(case: Case, harness: BackendHarness) -> None:
     await case.run(harness)
 

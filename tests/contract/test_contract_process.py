@@ -29,6 +29,7 @@ async def harness(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
 
 
 @pytest.mark.anyio
+@pytest.mark.conforms("Q29")
 @pytest.mark.parametrize(("anyio_backend", "case"), CASES, indirect=["anyio_backend"], scope="module")
 async def test_the_process_backend_meets(case: Case, harness: BackendHarness) -> None:
     await case.run(harness)

@@ -1,8 +1,9 @@
-"""One life of a host that runs a script with approvals, and that may kill itself at a random moment.
+"""Lives of a host that runs a script with approvals, and that may kill itself at a random moment.
 
-`python ledger_host.py FOLDER WHEN`: carries the run on from wherever it stands. The host is killed WHEN seconds after it
-began; 0 is never, and -N is in the tool that makes the Nth effect of this life: before the effect if N is odd, else after
-it. Exits with 0 when the run has ended, with 10 when it waits for decisions.
+For each line `WHEN FOLDER` of its input, one life carries the run on from wherever it stands, and its status is printed: 0
+when the run has ended, 10 when it waits for decisions. The host is killed WHEN seconds after it began; 0 is never, and -N is
+in the tool that makes the Nth effect of this life: before the effect if N is odd, else after it. A life is a fork: to import
+toolcell takes longer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import anyio
 
 from toolcell import Outcome, PoolConfig, RunContext, Runtime, ToolRegistry
-from toolcell.control import AlreadyMade, Approve
+from toolcell.tools import AlreadyMade, Approve
 
 CALLS = 40
 SCRIPT = f"""
@@ -98,4 +99,9 @@ async def main(folder: Path, kill_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(anyio.run(main, Path(sys.argv[1]), float(sys.argv[2])))
+    for line in iter(sys.stdin.readline, ""):
+        when, folder = line.rstrip("\n").split(" ", 1)
+        if not os.fork():
+            signal.alarm(60)
+            sys.exit(anyio.run(main, Path(folder), float(when)))
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from control.conftest import Effects
 from control.test_suspension import approving
 from toolcell import Outcome, SyncRuntime
-from toolcell.control import Approve, Deny
+from toolcell.tools import Approve, Deny
 
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 

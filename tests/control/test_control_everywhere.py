@@ -13,8 +13,8 @@ from toolcell import Outcome, PoolConfig, Runtime, SyncRuntime
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
-from toolcell.control import Approve
-from toolcell.control.replays import Replay, replay, runtime_options
+from toolcell.control.replays import Replay, replay
+from toolcell.tools import Approve
 
 pytestmark = pytest.mark.isolation
 
@@ -52,7 +52,7 @@ def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_repl
 
 
 async def replayed(run: RecordedRun) -> Replay:
-    async with Runtime(pool=PoolConfig(warm=1), **runtime_options(run)) as runtime:
+    async with Runtime(pool=PoolConfig(warm=1), **run.runtime_options()) as runtime:
         return await replay(runtime, run)
 
 

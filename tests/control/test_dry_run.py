@@ -28,11 +28,12 @@ from toolcell.calls.arguments import ToolCall
 from toolcell.calls.call import Block, Rewrite
 from toolcell.calls.context import current_context
 from toolcell.calls.hooks import approval_hook
-from toolcell.control import Approve, Draft
+from toolcell.control import Draft
 from toolcell.control.draft import COMMITTED
 from toolcell.flows import Flow
 from toolcell.results import CommitResult
 from toolcell.support.host_work import about_bytes
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -624,7 +625,7 @@ def test_a_preview_and_a_revert_that_are_no_functions_are_refused() -> None:
 def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, folders: Folders) -> None:
     from toolcell.audit.filters import Filter
     from toolcell.audit.query import Index
-    from toolcell.control.replays import Replay, replay, runtime_options
+    from toolcell.control.replays import Replay, replay
 
     sources = ["a = call_tool('create', name='a')\n[a]", "a = call_tool('create', name='a')\nprint(a)"]
 
@@ -634,7 +635,7 @@ def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, f
                 await runtime.execute_code(source, dry_run=True)
         with Index(tmp_path / "runs.db") as index:
             runs = [index.load(line) for line in index.runs(Filter(limit=None))]
-        async with Runtime(pool=PoolConfig(warm=1), **runtime_options(runs[0])) as runtime:
+        async with Runtime(pool=PoolConfig(warm=1), **runs[0].runtime_options()) as runtime:
             return [await replay(runtime, run) for run in runs]
 
     replays = anyio.run(main)

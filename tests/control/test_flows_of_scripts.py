@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from journals import forget, rows
-from toolcell import Agent, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
-from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.control import Approve, Deny
+from toolcell import Policy, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.flows import Flow
+from toolcell.tools import Approve, Deny
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -22,7 +21,6 @@ FAILED = "Tool 'post' failed: "
 REFUSED = 'tool "post" is not permitted: it sends to "public", and this run has read "private"'
 ASKED = 'needs approval: it sends to "public", and this run has read "private"'
 POLICY = Policy(flows=(Flow("private", "public", "deny"),))
-LEAK = "letter = call_tool('mail')\ncall_tool('pay')\ncall_tool('post', text=letter)"
 
 
 class Office:
@@ -74,28 +72,6 @@ def ask() -> Any:
     policy = Policy(flows=(Flow("private", "public", "ask"),))
     with SyncRuntime(pool=PoolConfig(warm=1), policy=policy) as runtime:
         yield runtime
-
-
-def test_a_script_and_a_plan_are_refused(deny: SyncRuntime, office: Office) -> None:
-    result = deny.execute_code("call_tool('post', text='hello')\n" + LEAK.replace("pay", "mail"), tools=office.registry)
-    steps = [{"tool": "mail", "args": {}, "id": "m"}, {"tool": "post", "args": {"text": {"$ref": "m"}}}]
-    rows = deny.execute_plan(steps, tools=office.registry)
-
-    assert result.outcome is Outcome.ERROR and result.error is not None and result.error.message == FAILED + REFUSED
-    assert rows[1]["error"] == REFUSED
-    assert office.done == ["post", "mail", "mail", "mail"]
-
-
-def test_a_run_that_goes_on_in_another_process_has_read_what_it_had_read(
-    deny: SyncRuntime, journals: Path, office: Office
-) -> None:
-    waiting = deny.execute_code(LEAK, tools=office.registry, on_approval="suspend")
-    assert waiting.suspension is not None
-    with SyncRuntime(pool=PoolConfig(warm=0), record=journals / "runs.db", policy=POLICY) as other:
-        result = other.resume(waiting.suspension.to_json(), {"call_2": Approve()}, tools=office.registry)
-
-    assert result.error is not None and result.error.message == FAILED + REFUSED
-    assert office.done == ["mail", "pay"]
 
 
 def test_a_mended_script_has_read_what_the_broken_ones_had_read(
@@ -210,42 +186,3 @@ def test_a_run_whose_host_died_after_an_answer_has_read_what_the_answer_said(way
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert resumed.stdout == f"error {FAILED}{REFUSED}\n", resumed.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_a_session_has_read_what_it_had_read_however_it_goes_on(office: Office, tmp_path: Path) -> None:
-    said, options = dict[str, str](), {"record": tmp_path / "runs.db", "policy": POLICY, "pool": PoolConfig(warm=0)}
-
-    async def post(way: str, session: Any) -> None:
-        result = await session.execute_code("call_tool('post', text=letter)")
-        said[way] = result.error.message if result.error is not None else "posted"
-
-    async with Runtime(office.registry, **options) as runtime, runtime.session("reads") as session:
-        await session.execute_code("letter = call_tool('mail')")
-        await post("next script", session)
-        async with await session.fork() as copy:
-            await post("fork", copy)
-            await (await copy.fork("named")).close()
-        await session.put_down()
-        await post("another sandbox", session)
-    async with Runtime(office.registry, **options) as runtime:
-        async with runtime.session("reads", restore=True) as session:
-            await post("another process", session)
-        async with runtime.session("named", restore=True) as session:
-            await post("a fork in another process", session)
-
-    assert len(said) == 5 and set(said.values()) == {FAILED + REFUSED}, said
-    assert office.done == ["mail"]
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_the_flows_of_a_runtime_hold_for_the_agent_that_is_offered_its_sandbox(office: Office) -> None:
-    script = calls(("execute_code", {"code": "call_tool('mail')"}))
-    model = ScriptedModel([script, calls(("post", {"text": "1234"})), "end"])
-    async with Runtime(pool=PoolConfig(warm=1), policy=POLICY) as runtime:
-        result = await Agent(model, tools=office.registry, code_execution=runtime).run("go")
-
-    assert result.messages[-2]["content"] == REFUSED
-    assert office.done == ["mail"]

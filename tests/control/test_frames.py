@@ -9,9 +9,8 @@ import pytest
 
 from control.conftest import Effects
 from rows import each_row
-from toolcell import Agent, Outcome, PoolConfig, RunContext, Runtime, SyncRuntime, UsageError
+from toolcell import Agent, Outcome, PoolConfig, RunContext, Runtime, Secrets, SyncRuntime, UsageError
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.tools import Secrets
 
 pytestmark = pytest.mark.isolation
 
@@ -82,6 +81,7 @@ def test_frames_that_a_hostile_guest_claims_are_checked(claimed: Any) -> None:
     assert len(str(frames)) < 10_000 + 1000 * FRAMES
 
 
+@pytest.mark.quick
 def test_an_agent_mends_its_script_without_making_a_call_twice(effects: Effects) -> None:
     broken = "rows = call_tool('read', name='r')\ncall_tool('write', text='a')\ncall_tool('write', text='b')\nrows['x']"
     mended = "rows = call_tool('read', name='r')\ncall_tool('write', text='a')\nrows[1]"

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import re
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -33,8 +34,8 @@ from toolcell import (
     UsageError,
 )
 from toolcell.audit.query import Index
-from toolcell.control import AlreadyMade, Approve
 from toolcell.control.map_stream import WINDOW
+from toolcell.tools import AlreadyMade, Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -114,6 +115,15 @@ def test_a_failed_item_is_yielded_with_its_error_and_the_others_go_on(opened: Sy
 
     assert [str(item.outcome) for item in items] == ["ok", "ok", "ok", "error", "ok", "ok"]
     assert items[3].error is not None and items[3].error.message == "three"
+
+
+def test_the_progress_bar_counts_the_items_that_failed(
+    opened: SyncRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    list(opened.map(FAIL_AT_3, numbers(6), progress=True))
+
+    assert re.findall(r"(\d+) failed", capsys.readouterr().err)[-1] == "1"
 
 
 def test_on_error_stop_begins_nothing_more(opened: SyncRuntime) -> None:
@@ -622,6 +632,25 @@ def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: E
 
     assert item.ok and item.value == 0
     assert [text for _, text in effects.of("write")] == ["0"]
+
+
+@pytest.mark.slow
+def test_an_answer_of_an_item_that_is_found_again_names_the_run_that_made_the_call(
+    effects: Effects, tmp_path: Path
+) -> None:
+    source = "call_tool('pay', to=str(n))"
+    with SyncRuntime(effects.registry, record=tmp_path / "j" / "runs.db", pool=PoolConfig(warm=1)) as runtime:
+        context = RunContext(run_id="m-0").within(item="m-0")  # as a map does it
+        waits = runtime.execute_code(source, inputs={"n": 0}, context=context, on_approval="suspend")
+        assert waits.suspension is not None
+        again = context.child(run_id="m-0.again")
+        assert runtime.resume(waits.suspension, {waits.suspension.calls[0].id: Approve()}, context=again).ok
+    (item,) = carry_on(tmp_path / "j", effects, source, 1)
+
+    assert item.ok and len(effects.of("pay")) == 1
+    with Index(tmp_path / "j" / "runs.db") as index:
+        (call,) = index.load(index.find("last")).calls
+    assert call.facts["answered_from"] == "m-0.again"
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ import pytest
 from mcp.client.client import Client
 
 from service.client_serving import serving
-from toolcell import Outcome, Runtime, ToolRegistry
+from toolcell import Outcome, Runtime, ToolRegistry, results
 from toolcell.control import Draft, kept_drafts
 from toolcell.journal import store
 from toolcell.mcp import content
 from toolcell.mcp.server import McpServer
-from toolcell.results import effects
 from toolcell.service.viewer import waiting_page
 from toolcell.sessions.journal import SessionJournal
 
@@ -64,7 +63,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
         (store, "make_token"),
         (SessionJournal, "note_step"),
         (waiting_page, "_arguments_shown"),
-        (effects, "effects_digest"),
+        (results, "effects_digest"),
     ):
         noted(owner, name)
 

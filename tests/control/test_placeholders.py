@@ -21,6 +21,7 @@ from toolcell.control.commit import Commit
 from toolcell.control.draft import Draft
 from toolcell.errors import ToolError
 from toolcell.flows import Flow
+from toolcell.journal.ledger import Journal
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, DraftEnded, GuestDryRun, Placeholder
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
@@ -43,6 +44,12 @@ WITH_PLACEHOLDERS = st.recursive(
 
 def received(value: Any, key: str = KEY) -> Any:
     return GuestDryRun(key).answer("make", ToolReturn(1, value)).value
+
+
+def approved(draft: Draft) -> Journal:
+    journal = Journal("")
+    journal.approve([(number, each.call.name) for number, each in enumerate(draft.collected, 1)])
+    return journal
 
 
 def one() -> Any:
@@ -202,8 +209,8 @@ def test_a_draft_that_is_committed_makes_what_the_calls_would_have_made(steps: A
         values = await make(registry_with(direct), RunContext())
         drafts = await make(registry_with(drafted), RunContext().having(draft))
         assert drafted == []
-        commit = Commit(draft, RunContext())
-        rows = await commit.make({effect.id for effect in draft.effects})
+        commit = Commit(draft, RunContext(), approved(draft))
+        rows = await commit.make()
         assert all(row.status == "made" for row in rows), rows
         assert drafted == direct and with_results(drafts, draft.key, commit.results) == values
 
@@ -291,6 +298,6 @@ def test_what_the_dry_run_has_read_counts_at_the_commit() -> None:
         for name, args in (("publish", {"text": "before"}), ("read_mail", {}), ("publish", {"text": "after"})):
             assert not (await registry.dispatch(name, args, context=run)).is_error
         registry.policy.add_flow(Flow("private", "public", "deny"))
-        return [row.status for row in await Commit(draft, RunContext()).make({"effect-1", "effect-2"})]
+        return [row.status for row in await Commit(draft, RunContext(), approved(draft)).make()]
 
     assert anyio.run(main) == ["made", "refused"] and sent == ["before"]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from control.conftest import Effects
 from rows import each_row
 from toolcell import Outcome, SyncRuntime, UsageError
-from toolcell.control import Approve, Draft
-from toolcell.results.effects import Preflight
+from toolcell.control import Draft
+from toolcell.results import Preflight
+from toolcell.tools import Approve
 from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
 
 pytestmark = pytest.mark.quick

@@ -102,15 +102,3 @@ def test_each_run_and_each_call_counts_once_whoever_gave_the_quota(effects: Effe
     anyio.run(main)
     expected = {route: {"runs": runs, "calls": count} for route, (_, (runs, count)) in USES.items()}
     assert used == {(given, route): expected[route] for given in ("runtime", "context", "both") for route in USES}
-
-
-def test_cpu_time_of_runs_is_counted(effects: Effects) -> None:
-    quotas = Quotas(Quota(cpu_s=0.05))
-
-    async def main() -> None:
-        async with Runtime(pool=PoolConfig(warm=1), quotas=quotas) as runtime:
-            await runtime.execute_code("import time\nwhile time.process_time() < 0.1: pass")
-            with pytest.raises(QuotaExceeded, match=r"cpu_s=0.05 in 3600 s; free again in"):
-                await runtime.execute_code("1")
-
-    anyio.run(main)

@@ -9,8 +9,7 @@ import pytest
 
 from service.client_serving import serving
 from service_host import registry as registry_of_service
-from toolcell import Agent, Quota, QuotaExceeded, Quotas, RunContext, Runtime, ToolRegistry
-from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell import Quota, QuotaExceeded, Quotas, Runtime, ToolRegistry
 from toolcell.service import Client, TenantConfig
 from toolcell.tools import Approve
 
@@ -18,7 +17,6 @@ pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
 
 SCRIPT = "call_tool('read', number=1); call_tool('pay'); call_tool('read', number=2)"
-STEPS = [{"tool": "read", "args": {"number": 1}}, {"tool": "pay"}, {"tool": "read", "args": {"number": 2}}]
 
 
 def paying() -> ToolRegistry:
@@ -39,37 +37,6 @@ def paying() -> ToolRegistry:
 
 def approved(waiting: Any) -> dict[str, Any]:
     return {each.id: Approve() for each in waiting.calls}
-
-
-@pytest.mark.parametrize("route", ["code", "plan", "session", "dry run", "agent"])
-async def test_a_call_that_waits_for_approval_counts_once(route: str, tmp_path: Path) -> None:
-    quotas = Quotas(Quota(calls=100))
-    async with Runtime(paying(), quotas=quotas, record=tmp_path / "runs.db") as runtime:
-        match route:
-            case "code" | "plan":
-                first: Any = (
-                    await runtime.execute_code(SCRIPT, on_approval="suspend")
-                    if route == "code"
-                    else await runtime.execute_plan(STEPS, on_approval="suspend")
-                )
-                await runtime.resume(first.suspension, approved(first.suspension))
-            case "session":
-                async with runtime.session() as session:
-                    first = await session.execute_code(SCRIPT, on_approval="suspend")
-                    await runtime.resume(first.suspension, approved(first.suspension))
-            case "dry run":
-                draft = await runtime.execute_code(SCRIPT, dry_run=True)
-                done = await runtime.commit(draft, approve="all")
-                assert "made" in str(done)
-            case "agent":
-                model = ScriptedModel([calls(("read", {"number": 1}), ("pay", {}), ("read", {"number": 2})), "done"])
-                agent = Agent(model, tools=runtime.registry, on_approval="suspend")
-                context = {"context": RunContext().having(quotas)}
-                waits = await agent.run("go", **context)
-                assert waits.suspension is not None
-                over = await agent.resume(waits.suspension, approved(waits.suspension), **context)
-                assert over.stop_reason == "final", over
-    assert quotas.used("")["calls"] == 3
 
 
 async def test_what_was_decided_about_once_counts_each_further_time() -> None:

@@ -10,8 +10,8 @@ import pytest
 from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, UsageError
 from toolcell.agents.agent import RepairingScripts
-from toolcell.control import Approve
 from toolcell.run import calls
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

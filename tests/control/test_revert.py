@@ -13,7 +13,8 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.compat import register_or_replace
-from toolcell.control import Approve, Draft
+from toolcell.control import Draft
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from control.conftest import Effects
+from lives import printed_by_lives
 from rows import each_row
 from toolcell import ExecutionResult, Outcome, PoolConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
-from toolcell.control import Approve, Deny, Edit, PlanRows
+from toolcell.control import PlanRows
+from toolcell.tools import Approve, Deny, Edit
 
 pytestmark = pytest.mark.isolation
 
@@ -45,6 +44,7 @@ def statuses(rows: Any) -> list[str]:
     return [row["status"] for row in rows]
 
 
+@pytest.mark.quick
 def test_steps_that_need_approval_wait_together_and_the_others_run_once(runtime: SyncRuntime, effects: Effects) -> None:
     rows = begin(runtime, effects)
 
@@ -152,70 +152,48 @@ def test_what_a_plan_made_can_be_reverted_before_and_after_it_waited(opened: Syn
 
 
 HOST = """
-import os, signal, sys
-from pathlib import Path
-from toolcell import SyncRuntime, PoolConfig, ToolRegistry
-from toolcell.control import AlreadyMade, Approve
+def live(folder, moment):
+    ledger = folder / 'ledger'
+    registry, note = ToolRegistry(), noting(ledger, moment)
 
-folder, moment = Path(sys.argv[1]), sys.argv[2]
-ledger = folder / 'ledger'
-registry = ToolRegistry()
+    @registry.tool
+    def write(text: str) -> str:
+        '''Write a text into the ledger.'''
+        note(text)
+        return text + text
 
-def note(text):
-    if moment == f'before {text}': os.kill(os.getpid(), signal.SIGKILL)
-    with ledger.open('a') as file: file.write(text + chr(10))
-    if moment == f'after {text}': os.kill(os.getpid(), signal.SIGKILL)
+    @registry.tool(requires_approval=True)
+    def pay(to: str) -> str:
+        '''Write a payment into the ledger.'''
+        note(to)
+        return to + to
 
-@registry.tool
-def write(text: str) -> str:
-    '''Write.'''
-    note(text)
-    return text + text
+    steps = [
+        {'id': 'a', 'tool': 'write', 'args': {'text': 'a'}},
+        {'id': 'b', 'tool': 'pay', 'args': {'to': 'b'}, 'depends_on': ['a']},
+        {'id': 'c', 'tool': 'write', 'args': {'text': {'$ref': 'b'}}},
+    ]
 
-@registry.tool(requires_approval=True)
-def pay(to: str) -> str:
-    '''Pay.'''
-    note(to)
-    return to + to
+    def decide(call):
+        if call.reason == 'needs approval': return Approve()
+        (text,) = call.args.values()
+        return AlreadyMade(text + text) if text in ledger.read_text().split() else Approve()
 
-steps = [
-    {'id': 'a', 'tool': 'write', 'args': {'text': 'a'}},
-    {'id': 'b', 'tool': 'pay', 'args': {'to': 'b'}, 'depends_on': ['a']},
-    {'id': 'c', 'tool': 'write', 'args': {'text': {'$ref': 'b'}}},
-]
-
-def decide(call):
-    if call.reason == 'needs approval': return Approve()
-    (text,) = call.args.values()
-    return AlreadyMade(text + text) if text in ledger.read_text().split() else Approve()
-
-with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
-    if (waiting := runtime.suspended_runs()):
-        calls = waiting[0].calls
-        result = runtime.resume(waiting[0].to_json(), {call.id: decide(call) for call in calls})
-    elif (ids := runtime.interrupted_runs()):
-        result = runtime.resume(ids[0])
-    else:
-        result = runtime.execute_plan(steps, on_approval='suspend')
-    sys.exit(10 if result.suspension else 0)
+    with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
+        if (waiting := runtime.suspended_runs()):
+            calls = waiting[0].calls
+            result = runtime.resume(waiting[0].to_json(), {call.id: decide(call) for call in calls})
+        elif (ids := runtime.interrupted_runs()):
+            result = runtime.resume(ids[0])
+        else:
+            result = runtime.execute_plan(steps, on_approval='suspend')
+        return 10 if result.suspension else 0
 """
 
 
 @each_row("moment", ["before a", "after a", "before b", "after b"])
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
-    def live(moment: str) -> int:
-        command = [sys.executable, "-c", HOST, str(tmp_path), moment]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode in (0, 10, -signal.SIGKILL), done.stderr
-        return done.returncode
-
     (tmp_path / "ledger").touch()
-    code, lives, kills = 10, 0, 0
-    while code != 0:
-        assert lives < 8, "the plan does not come to an end"
-        code = live("" if kills else moment)
-        kills += code == -signal.SIGKILL
-        lives += 1
+    printed_by_lives(HOST, tmp_path, moment)
 
-    assert kills == 1
     assert (tmp_path / "ledger").read_text().split() == ["a", "b", "bb"]

@@ -26,8 +26,7 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
-from toolcell.control import AlreadyMade
-from toolcell.tools import Approve, Call, Deny, Edit, Feature, Rewrite, approval_hook
+from toolcell.tools import AlreadyMade, Approve, Call, Deny, Edit, Feature, Rewrite, approval_hook
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -316,6 +315,16 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
 async def effects_of_another(q: str) -> str:
     """Look something up somewhere else."""
     return q
+
+
+def test_a_run_is_not_resumed_with_a_tool_that_takes_something_else_now(runtime: SyncRuntime, effects: Effects) -> None:
+    waiting = runtime.execute_code("call_tool('pay', to='b')", tools=effects.registry, on_approval="suspend")
+    assert waiting.suspension is not None
+    tools = effects.registry.merged()
+    tools.register("pay", "Pay as much as one is told.", {"type": "object"}, len, replace=True, requires_approval=True)
+
+    with pytest.raises(ResumeError, match=r"began with other tools \(changed: pay\)"):
+        runtime.resume(waiting.suspension, {"call_1": Approve()}, tools=tools)
 
 
 def test_an_expired_token_is_refused(tmp_path: Path, effects: Effects) -> None:

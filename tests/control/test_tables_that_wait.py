@@ -10,12 +10,10 @@ import pytest
 
 from rows import each_row
 from toolcell import SyncRuntime, UsageError
-from toolcell.control import Approve, Edit
 from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, question, readable_only
-from toolcell.results import PendingCall, Table
-from toolcell.results.effects import Effect, effects_digest, shown_effects
-from toolcell.tools import Deny, ToolRegistry
+from toolcell.results import Effect, PendingCall, Table, effects_digest, shown_effects
+from toolcell.tools import Approve, Deny, Edit, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 
 np: Any = pytest.importorskip("numpy")
@@ -128,22 +126,6 @@ def test_an_edit_and_a_draft_keep_the_types_of_a_frame(payments: Payments, tmp_p
         assert runtime.commit(draft.draft_id, approve="all").ok
     pd.testing.assert_frame_equal(payments.got[0], FRAME.head(1))
     pd.testing.assert_frame_equal(payments.got[1], FRAME)
-
-
-@pytest.mark.isolation
-def test_frames_of_a_program_s_plan_stay_frames_also_after_a_restart(payments: Payments, tmp_path: Path) -> None:
-    other = FRAME.assign(n=[1, 3])
-    steps = [{"tool": "pay", "args": {"df": each}} for each in (FRAME, other)]
-    with SyncRuntime(payments.registry, record=tmp_path / "j" / "runs.db") as runtime:
-        waits = runtime.execute_plan([*steps, {"tool": "note", "args": {"df": FRAME}}], on_approval="suspend")
-        assert waits[2]["result"] == 2
-    with SyncRuntime(payments.registry, record=tmp_path / "j" / "runs.db") as runtime:
-        token = waits.suspension
-        assert token is not None
-        done = runtime.resume(token.to_json(), {each.id: Approve() for each in token.calls})
-    assert [row["result"] for row in done.value] == [2, 2, 2]
-    for got, given in zip(payments.got, (FRAME, FRAME, other), strict=True):
-        pd.testing.assert_frame_equal(got, given)
 
 
 @pytest.mark.isolation

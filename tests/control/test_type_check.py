@@ -25,10 +25,11 @@ from toolcell import (
 )
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.control import Approve, type_check
+from toolcell.control import type_check
 from toolcell.control.type_check import MAX_CHECKERS, SCRIPT, TypeChecker, read_findings
 from toolcell.control.type_check_guest import direct_calls
 from toolcell.sandbox.process import programs
+from toolcell.tools import Approve
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]

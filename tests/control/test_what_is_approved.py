@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from toolcell import ExecutionResult, Outcome, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
+from toolcell import ExecutionResult, Outcome, RunContext, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control import Draft
-from toolcell.flows import Flow
-from toolcell.results import ErrorInfo, PendingCall
-from toolcell.results.effects import CommitResult, Effect, EffectResult, RevertedCall, effects_digest, shown_effects
+from toolcell.results import (
+    CommitResult,
+    Effect,
+    EffectResult,
+    ErrorInfo,
+    PendingCall,
+    RevertedCall,
+    effects_digest,
+    shown_effects,
+)
 from toolcell.support.call_text import arguments_text
+from toolcell.tools.code import CodeTool
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -62,9 +69,13 @@ def dry(runtime: SyncRuntime, shop: Shop, source: str, **options: Any) -> Execut
 
 def draft_texts(result: ExecutionResult, runtime: SyncRuntime) -> list[str]:
     """Every text of a draft that somebody may read before it is committed."""
-    from toolcell.tools.code import code_result
 
-    return [str(result), shown_effects(result.effects), "\n".join(map(str, result.effects)), code_result(result).text]
+    return [
+        str(result),
+        shown_effects(result.effects),
+        "\n".join(map(str, result.effects)),
+        CodeTool.result(result).text,
+    ]
 
 
 def test_a_script_cannot_write_a_placeholder_of_its_own_into_a_draft(opened: SyncRuntime, shop: Shop) -> None:
@@ -220,25 +231,3 @@ def test_a_result_approves_no_effects_that_it_does_not_show(folder: Path, durabl
         durable.commit(runs[1], tools=shop.registry)
     assert shop.made == []
     assert durable.commit(shared, tools=shop.registry).ok and [each[1] for each in shop.made] == ["a", "b"]
-
-
-def test_an_effect_says_why_a_person_has_to_look_at_it_also_from_disk(
-    durable: SyncRuntime, opened: SyncRuntime, folder: Path, shop: Shop
-) -> None:
-    shop.registry.policy.add_flow(Flow("private", "public", "ask"))
-    reason = 'needs approval: it sends to "public", and this run has read "private"'
-    source = "call_tool('mail')\ncall_tool('pay', to='mallory', euros=9000)"
-    draft = dry(durable, shop, source)
-    assert draft.effects[0].reason == reason
-    assert reason in str(draft) and reason in json.dumps(draft.to_dict(), default=str).replace('\\"', '"')
-    with SyncRuntime(shop.registry, pool=PoolConfig(warm=0), record=folder / "runs.db") as other:
-        assert other.commit(draft.draft_id, tools=shop.registry).ok and shop.made == [["pay", "mallory", 9000]]
-
-
-def test_a_reason_that_the_draft_did_not_show_is_not_approved(opened: SyncRuntime, shop: Shop) -> None:
-    draft = dry(opened, shop, "call_tool('mail')\ncall_tool('pay', to='mallory', euros=9000)")
-    assert draft.effects[0].reason == ""
-    shop.registry.policy.add_flow(Flow("private", "public", "ask"))
-    done = opened.commit(draft, tools=shop.registry)
-    assert done.effects[0].status == "refused" and "the draft did not show that" in done.effects[0].error
-    assert shop.made == []

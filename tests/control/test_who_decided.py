@@ -14,8 +14,7 @@ from control.conftest import Effects
 from rows import each_row
 from toolcell import PoolConfig, RunContext, SyncRuntime
 from toolcell.audit import AuditLog, Filter, Index, RecordConfig, RecordedRun, ToolContent
-from toolcell.control import Approve, Deny, Edit
-from toolcell.tools import Hook, Rewrite, approval_hook
+from toolcell.tools import Approve, Deny, Edit, Hook, Rewrite, approval_hook
 
 pytestmark = pytest.mark.isolation
 

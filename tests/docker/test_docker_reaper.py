@@ -92,7 +92,7 @@ async def main():
     backend = DockerBackend(sys.argv[1])
     pool = PoolConfig(warm=2 if sys.argv[2] == "running" else 6)
     async with Runtime(backend=backend, pool=pool, limits=Limits(wall_s=600, cpu_s=600)) as runtime:
-        print(backend.engine.key, backend.engine.watcher_pid, flush=True)
+        print(backend.engine.key, backend.engine._watcher.pid, flush=True)
         if sys.argv[2] == "running":
             say = lambda stream, text: print("running", flush=True)
             await asyncio.gather(*(runtime.execute_code(script, on_log=say) for script in (

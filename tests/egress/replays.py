@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolcell import Runtime
 from toolcell.audit import Filter, Index, RecordedRun
-from toolcell.control import Replay, replay, runtime_options
+from toolcell.control import Replay, replay
 
 
 async def replayed(log: Path, source: str) -> tuple[RecordedRun, Replay]:
@@ -14,5 +14,5 @@ async def replayed(log: Path, source: str) -> tuple[RecordedRun, Replay]:
     with Index(log / "runs.db") as index:
         (line,) = index.runs(Filter(limit=None))
         recorded = index.load(line)
-    async with Runtime(**runtime_options(recorded)) as runtime:
+    async with Runtime(**recorded.runtime_options()) as runtime:
         return recorded, await replay(runtime, recorded, source=source)

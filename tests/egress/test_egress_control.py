@@ -17,10 +17,10 @@ from egress.replays import replayed
 from toolcell import Flow, Limits, Outcome, Policy, Quota, Quotas, RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditLog, RecordConfig
 from toolcell.calls import uploads
-from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.results import ExecutionResult
 from toolcell.run import calls
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.anyio]
 

@@ -21,7 +21,7 @@ from egress.replays import replayed
 from rows import each_row
 from toolcell import Limits, Policy, Runtime, ToolRegistry, UsageError
 from toolcell.audit import AuditLog, RecordConfig
-from toolcell.control import Approve, Draft
+from toolcell.control import Draft
 from toolcell.egress import Allow, Egress, PackageIndex
 from toolcell.egress.packages import PIP, ScriptPython
 from toolcell.egress.run_requests import RunRequests
@@ -29,7 +29,7 @@ from toolcell.errors import PackageError, ToolError
 from toolcell.sandbox import prepare_packages
 from toolcell.sandbox.process import packages
 from toolcell.testing import FakeBackend
-from toolcell.tools import Rewrite
+from toolcell.tools import Approve, Rewrite
 from toolcell_bridge.guest.egress.packages import unpack_wheel
 from wheels import make_wheel
 

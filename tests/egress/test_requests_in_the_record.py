@@ -13,6 +13,7 @@ from builtin.webkit import page, serve
 from toolcell import PoolConfig, RunContext, Runtime
 from toolcell.audit import Filter, Index, RecordedRun
 from toolcell.egress import Allow, Egress
+from toolcell.egress.request import read_request
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -102,3 +103,10 @@ async def test_an_auditor_finds_where_a_secret_went_and_under_which_rules(
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("runs.db*"))
     assert [value for value in VALUES.values() if value.encode() in stored] == []
     assert no_tools.outcome == "ok"
+
+
+def test_of_the_secrets_that_a_rule_allows_those_are_named_that_the_script_wrote() -> None:
+    egress = Egress(Allow("api.test", secrets=["TOKEN", "UNUSED"]), secrets=VALUES)
+    headers = [["Authorization", "Bearer {TOKEN}"]]
+    request = read_request({"method": "GET", "url": "https://api.test/", "headers": headers})
+    assert egress.allowed.sent_to(request) == {"hosts": ["api.test"], "secret_names": ["TOKEN"]}

@@ -94,6 +94,7 @@ MARKS = {
 }
 
 
+@pytest.mark.conforms("Q27", "Q25")
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_run_finds_nothing_of_the_run_before_it(mark: str, victim: Victim) -> None:
     leave, look = MARKS[mark]

@@ -228,7 +228,7 @@ asyncio.run(main())
 
 MISSING = """
 import os
-for number in range(300_000):
+for number in range(120_000):
     try:
         os.stat(f"/usr/lib/missing-{number}")
     except OSError:
@@ -249,10 +249,12 @@ FOUND: dict[str, Attack] = {
     "3 JSON in 31 strings": attack(calling("rows", '{"rows": ["[" + "1," * 130_000 + "1]"] * 31}')),
     "4 errors of unions": attack(calling("unions", '{"items": [["x"] * 30] * 1500}')),
     "5 frames of empty lists": attack(flood("message(PROGRESS, [[]] * 520_000)"), backends=EVERYWHERE),
-    "5 frames of empty lists from eight guests": attack(flood("message(PROGRESS, [[]] * 520_000)"), guests=8),
+    "5 frames of empty lists from eight guests": attack(
+        flood("message(PROGRESS, [[]] * 520_000)"), guests=8, patience=3.0
+    ),
     "5 frames of as many empty lists as allowed": attack(flood("message(PROGRESS, [[]] * 130_000)")),
     "5 frames of as many empty lists as allowed, from eight guests": attack(
-        flood("message(PROGRESS, [[]] * 130_000)"), guests=8
+        flood("message(PROGRESS, [[]] * 130_000)"), guests=8, patience=3.0
     ),
     "5 one message of 8 MiB": Attack(
         {
@@ -264,10 +266,8 @@ FOUND: dict[str, Attack] = {
         limits={"wall_s": 5.0},
     ),
     "5 progress of one byte": attack(flood("message(PROGRESS, 1)")),
-    "5 progress of one byte from eight guests": attack(flood("message(PROGRESS, 1)"), guests=8),
-    "6 four pairs of processes that ping each other, wall_s": attack(
-        PING_PONG, limits={"wall_s": 3.0}, backends=EVERYWHERE, starves=10.0
-    ),
+    "5 progress of one byte from eight guests": attack(flood("message(PROGRESS, 1)"), guests=8, patience=3.0),
+    "6 four pairs of processes that ping each other, wall_s": attack(PING_PONG, backends=EVERYWHERE, starves=10.0),
     "6 four pairs of processes that ping each other, cpu_s": attack(
         PING_PONG, limits={"wall_s": 30.0, "cpu_s": 2.0}, backends=EVERYWHERE, starves=10.0
     ),

@@ -24,7 +24,7 @@ from typing import Any
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 
 BEAT_S = 0.005
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 """Between two innocent runs. It hides so much of a delay at most, and what is promised are seconds."""
 CALM_S = 0.5
 INNOCENT = "set_result(call_tool('echo', {'q': 'x'}))"

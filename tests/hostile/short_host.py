@@ -292,6 +292,20 @@ async def killed(backend: str) -> dict[str, Any]:
         return {"during": [seen], "after": await attempt(runtime)}
 
 
+async def killed_unnoticed(backend: str) -> dict[str, Any]:
+    """The zygote has just ended, and this process learns it as it asks for a sandbox."""
+    backend_itself = ProcessBackend()
+    await backend_itself.open()
+    (zygote,) = zygotes()
+    zygote.kill()
+    zygote.wait(10)  # the event loop has no turn
+    sandbox = await backend_itself.start(Limits())
+    is_alive = sandbox.is_alive()
+    await sandbox.destroy()
+    await backend_itself.close()
+    return {"is_alive": is_alive}
+
+
 async def address_space(backend: str) -> dict[str, Any]:
     """This process may map hardly more memory than it has, while a guest sends as much as it may."""
     large = "set_result([[number] for number in range(80_000)])"

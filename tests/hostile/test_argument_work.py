@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -18,12 +19,13 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from hostile.counting import calls
+from hostile.loop_silence import watched
 from rows import each_row
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
-from toolcell.calls.pydantic_types import MOST_OF_ONE_HASH
+from toolcell.calls.pydantic_types import MOST_OF_ONE_HASH, type_converter
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS
 from toolcell.support.checks import closest
 from toolcell.tools import ToolDefinition, ToolRegistry
@@ -341,6 +343,165 @@ async def test_of_honest_values_any_number_is_hashed() -> None:
     args = {"numbers": numbers, "pairs": [[-1, -2]] * 500, "powers": powers}  # -1 and -2 have one hash
 
     assert (await ToolRegistry([take]).execute("take", args)).value == [10_000, 500, 2000]
+
+
+def even(number: Any) -> Any:
+    if number % 2:
+        raise ValueError(f"{number} is not even")
+    return number
+
+
+LETTERS = [letter * 400 for letter in "abc"]
+MANY_PATTERNS: dict[str, tuple[Any, Any, Any]] = {
+    "a list": (list[re.Pattern[str]], LETTERS, LETTERS[:2]),
+    "a dict": (dict[str, re.Pattern], dict(zip("abc", LETTERS, strict=True)), dict.fromkeys("ab", "x" * 400)),
+    "sets in a list": (list[set[re.Pattern[str]] | None], [None, LETTERS], [None, LETTERS[:2]]),
+    "short ones": (tuple[re.Pattern[str], ...], [f"{number:03}" for number in range(400)], LETTERS[:1]),
+    "one of two types": (set[re.Pattern[str]] | list[re.Pattern[str]], LETTERS, LETTERS[:2]),
+}
+"""A type, values of it that have too many characters, and others that have not."""
+
+
+@pytest.mark.anyio
+@each_row("kind", MANY_PATTERNS)
+async def test_patterns_of_one_argument_are_bounded_together(kind: str) -> None:
+    async def take(rows: Any) -> int:
+        """Take patterns, which are compiled."""
+        return len(rows)
+
+    take.__annotations__["rows"], many, few = MANY_PATTERNS[kind]
+    registry = ToolRegistry([take])
+
+    refused = await registry.execute("take", {"rows": many})
+
+    assert "- rows: its patterns have 1200 characters together, limit 1000" in refused.text, refused.text[:300]
+    assert (await registry.execute("take", {"rows": few})).value == len(few)
+
+
+@pytest.mark.anyio
+async def test_a_text_that_is_too_long_for_a_pattern_may_be_another_member_of_a_union() -> None:
+    async def take(row: re.Pattern[str] | str, rows: list[re.Pattern[str]] | list[str]) -> list[str]:
+        """Take patterns or texts."""
+        return [type(row).__name__, *(type(each).__name__ for each in rows)]
+
+    result = await ToolRegistry([take]).execute("take", {"row": "x" * 1500, "rows": ["x" * 600, "y" * 600]})
+
+    assert result.value == ["str"] * 3, result.text
+
+
+@pytest.mark.anyio
+async def test_a_text_that_is_too_long_for_a_pattern_does_not_count_against_others() -> None:
+    async def take(rows: list[re.Pattern[str] | str]) -> list[str]:
+        """Take patterns or texts."""
+        return [type(each).__name__ for each in rows]
+
+    result = await ToolRegistry([take]).execute("take", {"rows": ["x" * 1500, "a", "b"]})
+
+    assert result.value == ["str", "Pattern", "Pattern"], result.text
+
+
+@pytest.mark.anyio
+async def test_another_error_beside_a_text_that_is_too_long_for_a_pattern_is_named() -> None:
+    async def take(row: tuple[re.Pattern[str] | str, Annotated[int, AfterValidator(even)]]) -> str:
+        """Take a pattern or a text, and a number."""
+        return str(row)
+
+    result = await ToolRegistry([take]).execute("take", {"row": ["x" * 1500, 3]})
+
+    assert "3 is not even" in result.text and "patterns" not in result.text
+
+
+@pytest.mark.anyio
+async def test_what_an_iterable_makes_when_the_tool_reads_it_is_counted_too() -> None:
+    def take(patterns: Iterable[re.Pattern[str]] = (), sets: Iterable[set[Decimal]] = ()) -> int:
+        """Take what is made late."""
+        return len([*patterns, *sets])
+
+    registry = ToolRegistry([take])
+
+    assert (await registry.execute("take", {"patterns": LETTERS[:2], "sets": [["1", "2"]]})).value == 3
+    refused = [await registry.execute("take", {"patterns": LETTERS}), await registry.execute("take", {"sets": [EQUAL]})]
+    assert "its patterns have 1200 characters together" in refused[0].text
+    assert "too many values with one hash" in refused[1].text
+
+
+@pytest.mark.anyio
+async def test_a_tool_may_skip_a_wrong_item_of_an_iterable() -> None:
+    def take(rows: Iterable[set[Annotated[Decimal, AfterValidator(even)]]]) -> list[int]:
+        """Take what is made late."""
+        made, items = list[int](), iter(rows)
+        while True:
+            try:
+                made.append(len(next(items)))
+            except StopIteration:
+                return made
+            except ValueError:
+                made.append(0)
+
+    assert (await ToolRegistry([take]).execute("take", {"rows": [["2"], ["3"], ["2", "4"]]})).value == [1, 0, 2]
+
+
+@pytest.mark.anyio
+async def test_an_iterable_in_which_nothing_is_counted_is_the_one_of_pydantic() -> None:
+    def take(rows: Iterable[list[int]]) -> str:
+        """Take what is made late."""
+        return type(rows).__name__
+
+    assert (await ToolRegistry([take]).execute("take", {"rows": [[1]]})).text == "ValidatorIterator"
+
+
+@pytest.mark.anyio
+async def test_an_error_names_types_as_they_were_written() -> None:
+    def take(
+        rows: list[list[Decimal] | int] | None = None, keys: dict[Decimal, int] | dict[int, set[Decimal]] | None = None
+    ) -> None:
+        """Take rows, and keys."""
+
+    registry = ToolRegistry([take])
+    rows = await registry.execute("take", {"rows": [["x"]]})
+    keys = await registry.execute("take", {"keys": {"x": 1}})
+
+    assert "rows[0].list[decimal][0]: " in rows.text
+    assert "keys.dict[decimal,int].x.[key]: " in keys.text and "keys.dict[int,set[decimal]].x" in keys.text
+    assert "function-" not in rows.text + keys.text
+
+
+ITEMS = 1_000
+MANY_ITEMS: dict[str, tuple[Any, Any]] = {
+    "decimals": (list[Decimal], ["1.5"] * ITEMS),
+    "decimals that are none": (list[Decimal], ["x"] * ITEMS),
+    "UUIDs in lists": (list[list[UUID]], [[UUID(int=7).hex]] * ITEMS),
+    "a tuple": (tuple[Decimal, ...], ["1.5"] * ITEMS),
+    "values of a dict": (dict[str, Decimal], {f"{number}": "x" for number in range(ITEMS)}),
+}
+
+
+@each_row("kind", MANY_ITEMS)
+def test_other_threads_may_go_on_at_each_item_of_which_a_tools_own_type_is_made(kind: str) -> None:
+    """pydantic keeps the interpreter until Python code runs."""
+    hint, value = MANY_ITEMS[kind]
+    convert = type_converter(hint)
+
+    assert calls(lambda: convert(value), ValidationError) >= ITEMS
+
+
+@pytest.mark.anyio
+async def test_values_that_fit_a_schema_and_no_type_are_not_described_one_by_one() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def tool(x: list[UUID | date]) -> str:
+        """Take dates and UUIDs: a schema asks for texts."""
+        return "ok"
+
+    seen = await watched(registry.dispatch("tool", {"x": ["z"] * 150_000}))
+    assert "300000 validation errors" in seen.outcome.message and seen.silent_s < 0.3  # each described: seconds
+
+
+def test_nor_are_those_beside_patterns_that_are_too_long() -> None:
+    with pytest.raises(ValueError, match=r"its patterns have \d+ characters together") as refused:
+        type_converter(list[re.Pattern[str] | UUID])(["z" * 999] * 2 + ["(" + "z" * 600] * 600)
+    assert not isinstance(refused.value, ValidationError)
 
 
 SIMILAR = [f"{'ab' * 36}{number}" for number in range(500)]

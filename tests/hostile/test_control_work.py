@@ -14,8 +14,7 @@ from toolcell import Outcome, ToolRegistry
 from toolcell.control.preflight import MAX_HINTS, MAX_NAME_CHARS, read_preflight
 from toolcell.journal.identity import call_digest, digest_of_call
 from toolcell.journal.ledger import Journal
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import MAX_ARG_CHARS, Effect, shown_effects
+from toolcell.results import MAX_ARG_CHARS, Effect, ExecutionResult, shown_effects
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 
 SLACK = 1.25

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import anyio
+import anyio.from_thread
 import msgpack
 import pytest
 from pydantic import GetCoreSchemaHandler
@@ -29,9 +30,10 @@ from toolcell.calls.run_state import Secrets
 from toolcell.calls.values import LARGE_ELEMENTS, bounded_json, is_large
 from toolcell.journal.ledger import Journal
 from toolcell.run.output import Capture, ReturnedFiles
+from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.support.packing import value_digest
-from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools import RunContext, ToolDefinition, ToolRegistry, pipeline
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError
@@ -318,6 +320,22 @@ def test_a_tools_own_types_are_made_of_large_arguments_in_a_thread(count: int, f
     assert work.used >= ELEMENT_WORK * count
 
 
+def test_whoever_sends_large_arguments_is_charged_for_packing_them_and_making_the_tools_own_types() -> None:
+    tools, charged = ToolRegistry(), list[float]()
+
+    @tools.tool
+    def own(numbers: set[int]) -> int:
+        """Count numbers, of which pydantic makes a set."""
+        return len(numbers)
+
+    async def call() -> ToolResult:
+        daemon_threads.account.set(daemon_threads.Account(charged.append))
+        return await tools.dispatch("own", {"numbers": [*range(100_000)]})
+
+    assert anyio.run(call).value == 100_000
+    assert len(charged) == 2 and min(charged) > 0, charged
+
+
 @pytest.mark.parametrize("value", [[0] * 5000, {str(i): 0 for i in range(5000)}, [[0] * 50] * 100, ["x" * 200_000]])
 def test_a_value_is_large_by_its_elements_and_its_text(value: Any) -> None:
     assert is_large({"a": value})
@@ -348,3 +366,27 @@ async def test_a_cancelled_call_does_not_wait_for_its_arguments_and_is_charged(m
         run.cancel()
 
     assert results[0].status == "cancelled" and work.used > 0
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_call_does_not_wait_until_its_arguments_are_packed_and_is_charged_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, results, is_packed, charged = RunContext(), list[ToolResult](), threading.Event(), threading.Event()
+    begun = anyio.Event()
+    monkeypatch.setattr(
+        pipeline, "_packed", lambda *args: (anyio.from_thread.run_sync(begun.set), is_packed.wait(20), b"")[2]
+    )
+
+    async def call() -> None:
+        daemon_threads.account.set(daemon_threads.Account(lambda cpu_s: charged.set()))
+        results.append(await summing().dispatch("add", {"numbers": [1] * 5000}, context=run))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await begun.wait()
+        run.cancel()
+    was_charged = charged.is_set()
+    is_packed.set()
+
+    assert results[0].status == "cancelled" and not was_charged and charged.wait(20)

@@ -16,12 +16,13 @@ import pytest
 from hostile.hostile_values import EXPRESSIONS, scope
 from hostile.tools_of_all_kinds import OPTIONS, SCHEMAS, TYPES, registry_of
 from rows import each_row
+from toolcell import Secrets
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.arguments import ToolCall
 from toolcell.errors import UsageError
-from toolcell.tools import Origin, RunContext, Secrets, ToolRegistry, ToolResult, decode_tool_call
+from toolcell.tools import Origin, RunContext, ToolRegistry, ToolResult, decode_tool_call
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "P12", "V-1")]
 

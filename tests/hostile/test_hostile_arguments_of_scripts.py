@@ -11,10 +11,10 @@ from hostile.hostile_values import EXPRESSIONS, HELPERS
 from hostile.test_hostile_arguments import IS_WHOLE, NAMES, portions
 from hostile.tools_of_all_kinds import OPTIONS, registry_of, registry_of_all_kinds
 from rows import each_row
-from toolcell import Limits, Outcome, PoolConfig, Runtime
+from toolcell import Limits, Outcome, PoolConfig, Runtime, Secrets
 from toolcell.errors import UsageError
 from toolcell.testing import FakeBackend
-from toolcell.tools import RunContext, Secrets
+from toolcell.tools import RunContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.conforms("C-b8", "J1", "J-b2", "V-1")]
 

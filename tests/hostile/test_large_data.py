@@ -100,13 +100,18 @@ def is_right(answer: Any, value: Any) -> bool:
     return bool(answer.value == len(value))
 
 
-@pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize(
     "route", ["plan", "code", "session", "dry run", "suspended", "MCP", "MCP's tool", "http", "websocket"]
 )
-async def test_large_data_keeps_no_event_loop(route: str, kind: str, tmp_path: Path) -> None:
+async def test_large_data_keeps_no_event_loop(route: str, tmp_path: Path) -> None:
+    silent = {}
     async with sender(route, tmp_path) as send:
         await send("small")
-        found = [await watched(send(DATA[kind])) for _ in range(3)]
-    assert is_right(found[-1].outcome, DATA[kind])
-    assert min(each.silent_s for each in found) < SILENCE_S
+        for kind, value in DATA.items():
+            for _ in range(3):  # a neighbour may have taken our caches
+                found = await watched(send(value))
+                assert is_right(found.outcome, value), kind
+                silent[kind] = found.silent_s
+                if found.silent_s < SILENCE_S:
+                    break
+    assert {kind: seconds for kind, seconds in silent.items() if seconds >= SILENCE_S} == {}

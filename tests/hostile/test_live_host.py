@@ -69,7 +69,8 @@ def check(attack: Attack, report: Report) -> None:
         report.delay_s <= DELAY_S * attack.patience * attack.starves + BUSY * attack.worked_s + 5 * report.calm_delay_s
     )
     assert (
-        report.wall_over_s <= OVERRUN_S * attack.starves + OVERRUN * attack.limits["wall_s"] + 5 * report.calm_silence_s
+        report.wall_over_s
+        <= OVERRUN_S * attack.starves * attack.patience + OVERRUN * attack.limits["wall_s"] + 5 * report.calm_silence_s
     )
     assert report.cpu_over_s <= OVERRUN_S * attack.starves + OVERRUN * attack.limits.get("cpu_s", 30.0)
     assert report.growth_bytes <= GROWTH_BYTES + TIMES_SENT * report.sent_bytes

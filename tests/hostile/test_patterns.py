@@ -27,7 +27,7 @@ from toolcell.errors import ToolcellError
 SIZES = (2_000, 8_000, 32_000)
 FREE_S = 0.004
 """CPU time of a text that is not looked at more closely: noise is larger."""
-TOO_LONG_S = 5.0
+TOO_LONG_S = 1.0
 """CPU time of one text, after which nothing more has to be measured."""
 MOST_GROWTH = 8.0
 """Of the time, where a text becomes four times as long. What is quadratic grows sixteenfold."""

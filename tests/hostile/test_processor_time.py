@@ -54,8 +54,11 @@ set_result(refused == [signal.SIGCHLD])
 
 @pytest.mark.slow
 @pytest.mark.isolation
-@each_row("has_cgroup", [True, False], ids=["as it is here", "without a cgroup"])
-@each_row("source", [WAITED_FOR, ORPHANS], ids=["waited for", "orphans"])
+@each_row(
+    ("source", "has_cgroup"),
+    [(WAITED_FOR, False), (ORPHANS, True), (ORPHANS, False)],
+    ids=["waited for, without a cgroup", "orphans", "orphans, without a cgroup"],
+)
 def test_the_time_of_brief_children_counts(source: str, has_cgroup: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_cgroup:
         monkeypatch.setattr(cgroup_manager, "discover", lambda: NoLocation("taken away", "none"))

@@ -141,12 +141,10 @@ async def test_no_keyword_takes_longer_than_in_proportion_and_none_keeps_the_eve
         took = list[float]()
         for size in SIZES:
             schema, value = MAKERS[keyword](size)
-            began = time.process_time()
-            await check({"$schema": DRAFTS[draft], **schema}, value)
-            took.append(time.process_time() - began)
+            found = await watched(check({"$schema": DRAFTS[draft], **schema}, value))
+            took.append(found.took_s)
         if took[1] > MOST_GROWTH * max(took[0], FREE_S):
             slow[keyword] = took
-        found = await watched(check({"$schema": DRAFTS[draft], **schema}, value))
         if found.silent_s > SILENCE_S:
             silent[keyword] = found.silent_s
     assert (slow, silent) == ({}, {})
@@ -184,12 +182,10 @@ def random_schema(generator: random.Random, depth: int) -> dict[str, Any]:
 
 
 async def test_no_keywords_in_one_another_keep_the_event_loop() -> None:
-    ends, count, seed = time.monotonic() + 8, 0, random.randrange(10**9)
+    seed = random.randrange(10**9)
     generator = random.Random(seed)
-    while time.monotonic() < ends:
+    for count in range(20):
         schema = random_schema(generator, generator.randrange(4))
         value = MAKERS[generator.choice(ALONE)](generator.choice([5, 300, 8_000]))[1]
         found = await watched(check(schema, value))
         assert found.silent_s < SILENCE_S, (seed, count)
-        count += 1
-    assert count > 1

@@ -5,6 +5,7 @@ Schemas come from strangers: MCP servers, callers of a service.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -25,7 +26,7 @@ from toolcell import Limits, ToolRegistry
 from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.call import RunScope
-from toolcell.calls.compiled_schema import compile_schema, counted
+from toolcell.calls.compiled_schema import compile_schema, counted, counted_repetitions
 from toolcell.calls.finalize import may_be_data, with_data
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import Text, ToolResult
@@ -37,7 +38,8 @@ from toolcell.run.run import Script
 from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.support.host_work import HostWork
 from toolcell.support.vocabulary import words
-from toolcell.tools import RunContext, ToolDefinition, check_arguments
+from toolcell.tools import RunContext, ToolDefinition
+from toolcell.tools.pipeline import check_arguments
 from toolcell.tools.stubs import is_identifier, python_stub
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -242,9 +244,35 @@ def test_a_repetition_that_is_all_of_a_pattern_is_counted_and_not_written_out(ki
     assert ValueCheck({"pattern": f"^{kind}{counts}$"}).problem(7) is None
 
 
-@each_row("pattern", ["^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$"])
+@each_row("pattern", ["a.{2,4}", r"[^\x00]{1,1020}", "ab|b{2,3}", r"(x|-){2,}", r"a\.{0,2047}", "(?=a)[abx]{2,3}"])
+def test_of_a_repetition_that_ends_a_pattern_the_least_is_compiled_and_the_same_texts_match(pattern: str) -> None:
+    assert counted(pattern)[0] == pattern[: pattern.rindex(",")] + "}"
+    is_valid = compile_schema({"pattern": pattern}).is_valid
+    texts = ["".join(each) for length in range(6) for each in itertools.product("abx.-", repeat=length)]
+    assert [text for text in texts if is_valid(text) is not (re.search(pattern, text) is not None)] == []
+
+
+@each_row("keyword", ["additionalItems", "contentSchema", "dependencies", "unevaluatedItems", "unevaluatedProperties"])
+def test_a_repetition_is_counted_below_every_keyword(keyword: str) -> None:
+    part = {"pattern": "^[a-z]{1,60000}$"}
+    made = counted_repetitions({keyword: {"a": part} if keyword == "dependencies" else part})[keyword]
+    assert made.get("a", made)["pattern"] == "^[a-z]*$"
+
+
+@each_row(
+    "pattern",
+    [
+        "^.{20000}x$", "^(?:.{1,200}){1,200}$", "^[[a-z]_]{3}$", "^a{9,1}$", "^(ab){3}$", "x{3}$", r"a\{1,9}", "a{9,1}",
+        r"\x{1,9}", r"\u{1,9}", r"\U{1,9}", r"\p{1,9}", r"\P{1,9}", "a{\u0661,9}",
+    ],
+)  # fmt: skip
 def test_no_other_repetition_is_taken_for_one_of_those(pattern: str) -> None:
     assert counted(pattern)[0] == pattern
+
+
+def test_a_refusal_names_the_pattern_as_it_was_sent() -> None:
+    with pytest.raises(RegistrationError, match=re.escape('"(a{1,9}" is not a "regex"')):
+        compile_schema({"properties": {"a": {"pattern": "(a{1,9}"}}})
 
 
 @each_row("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])

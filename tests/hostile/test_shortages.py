@@ -202,3 +202,7 @@ def test_a_killed_zygote_ends_its_runs_clearly_and_is_replaced() -> None:
     seen = host("killed")
 
     assert seen == {"during": ["lost: the sandbox was lost: the zygote is gone"], "after": "ok"}
+
+
+def test_a_sandbox_that_is_asked_for_just_after_its_zygote_died_is_started_by_the_next() -> None:
+    assert host("killed_unnoticed") == {"is_alive": True}

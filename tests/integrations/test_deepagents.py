@@ -23,7 +23,7 @@ from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
 from langgraph.types import Command  # noqa: E402
 
 from integrations.langchain_agents import SENT, answers, broken, model, send, weather  # noqa: E402
-from toolcell.integrations import base  # noqa: E402
+from toolcell.integrations import base, deepagents  # noqa: E402
 from toolcell.integrations.deepagents import CodeInterpreterMiddleware  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
@@ -59,6 +59,34 @@ async def test_scripts_call_two_of_the_agents_own_tools(create: Callable[..., An
     assert seen == ["weather", "send"]
     told = next(each.text for each in scripted.seen[0] if isinstance(each, SystemMessage))
     assert "def weather(" in told and "def send(" in told and "broken" not in told
+
+
+async def test_a_tool_that_scripts_may_not_call_is_not_described_and_many_are_shown_in_less_detail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = ToolRegistry()
+    registry.policy.blacklist("send")
+    monkeypatch.setattr(deepagents, "STUBS_CHARS", 60)
+    async with Runtime(registry) as runtime:
+        scripted = model("1")
+        middleware = CodeInterpreterMiddleware(runtime, ptc=["weather", "send"])
+        await create_agent(scripted, tools=[weather, send], middleware=[middleware]).ainvoke(ASK)
+    told = next(each.text for each in scripted.seen[0] if isinstance(each, SystemMessage))
+    assert "weather" in told and "def weather" not in told and "send" not in told
+
+
+async def test_the_model_is_told_to_search_when_not_even_the_names_of_the_tools_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deepagents, "STUBS_CHARS", 5)
+    async with Runtime() as runtime:
+        scripted = model("search_tools('weather')[0]['name']")
+        middleware = CodeInterpreterMiddleware(runtime, ptc=["weather", "send"])
+        agent = create_agent(scripted, tools=[weather, send], middleware=[middleware])
+        (answer,) = answers(await agent.ainvoke(ASK))
+    told = next(each.text for each in scripted.seen[0] if isinstance(each, SystemMessage))
+    assert "2 tools: too many to list" in told and "search_tools(" in told
+    assert "weather" in answer.text
 
 
 async def test_a_tool_that_is_not_in_ptc_is_unknown_to_scripts() -> None:
@@ -154,6 +182,12 @@ def test_a_blocking_agent_keeps_names_and_waits_too() -> None:
         result = agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}), thread("a"))
         assert [each.content for each in answers(result)] == ['[20, "sent"]', "2"]
         assert live(middleware) == 0
+
+
+async def test_the_end_of_an_agent_without_a_session_needs_no_config_of_langgraph() -> None:
+    async with Runtime() as runtime:
+        middleware = CodeInterpreterMiddleware(runtime)
+        assert await middleware.aafter_agent({"messages": []}, None) is None
 
 
 class Notes(AgentState[Any]):

@@ -16,8 +16,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 from traitlets.config import Config
 
 from rows import each_row
-from toolcell import ExecutionResult, Outcome, OutputFile, SyncRuntime, ToolCallRecord, ToolRegistry
-from toolcell.results import ErrorInfo, LogEntry, Logs
+from toolcell import ExecutionResult, Outcome, SyncRuntime, ToolRegistry
+from toolcell.results import ErrorInfo, LogEntry, Logs, OutputFile, ToolCallRecord
 
 from .conftest import run_example
 

@@ -38,7 +38,6 @@ from toolcell import (
     UsageError,
 )
 from toolcell.config import CONTAINER_LAYERS, MIB
-from toolcell.control import Approve
 from toolcell.egress import Allow, Egress
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
 from toolcell.sandbox.kubernetes import backend as backend_module
@@ -47,6 +46,7 @@ from toolcell.sandbox.kubernetes.cluster import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
 from toolcell.sandbox.node import sandbox as node_sandbox_module
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
+from toolcell.tools import Approve
 from wheels import make_wheel
 
 needs("k8s_agent_sandbox")
@@ -75,6 +75,15 @@ while True: os.write(bridge, bytes(1 << 20))
 """
 SLEEP = "print('on')\nimport time\ntime.sleep(120)"
 WITHOUT_LANDLOCK = Policy(profile="container", require=CONTAINER_LAYERS - {"landlock"})
+
+RIGHTS = (
+    "get sandboxwarmpools",
+    "create sandboxclaims",
+    "get sandboxclaims",
+    "get sandboxes",
+    "get pods",
+    "get pods/exec",
+)
 
 registry = ToolRegistry()
 
@@ -213,14 +222,13 @@ async def test_a_pod_sends_requests_through_the_caller(filled: FakeKubernetes) -
     assert len(site.requests) == 2
 
 
-@pytest.mark.parametrize("library", ["asyncio", "trio"])
-def test_any_event_loop_may_be_the_callers(filled: FakeKubernetes, library: str) -> None:
+def test_any_event_loop_may_be_the_callers(filled: FakeKubernetes) -> None:
     async def main() -> Any:
         async with runtime_of(filled) as runtime, runtime.session() as session:
             await session.execute_code("x = 40")
             return (await session.execute_code("x + call_tool('add', a=1, b=1)")).value
 
-    assert anyio.run(main, backend=library) == 42
+    assert [anyio.run(main, backend=library) for library in ("asyncio", "trio")] == [42, 42]
     with SyncRuntime(registry, backend=KubernetesBackend(kubeconfig=filled.kubeconfig)) as runtime:
         assert [each.value for each in runtime.map("n * 2", [{"n": 1}, {"n": 2}])] == [2, 4]
 
@@ -575,16 +583,13 @@ async def test_a_pool_that_is_not_there_is_named_with_what_to_do(cluster: FakeKu
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "right",
-    ["get sandboxwarmpools", "create sandboxclaims", "get sandboxclaims", "get sandboxes", "get pods", "get pods/exec"],
-)
-async def test_a_right_that_is_missing_is_named(filled: FakeKubernetes, right: str) -> None:
-    filled.forbidden.add(right)
-    said = await refusal_of(filled)
-    assert "does not allow" in said
-    assert right.split()[1] in said
-    assert "toolcell kubernetes manifest" in said
+async def test_a_right_that_is_missing_is_named(filled: FakeKubernetes) -> None:
+    for right in RIGHTS:
+        filled.forbidden = {right}
+        said = await refusal_of(filled)
+        assert "does not allow" in said, right
+        assert right.split()[1] in said
+        assert "toolcell kubernetes manifest" in said
 
 
 @pytest.mark.anyio

@@ -20,9 +20,15 @@ import pytest
 import toolcell.integrations
 from integrations.cities import area, registry_of_cities
 from integrations.conftest import INSTALLED
+from private_names import missing_private_names
 from toolcell import Limits, Runtime, SyncRuntime
 
-pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
+pytestmark = [
+    pytest.mark.framework,
+    pytest.mark.isolation,
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # other files leave event loops, which end here
+]
 
 CITIES = ("Bern", "Basel")
 SCRIPTS = [f"here = {city!r}\n[here, tools.population(here), tools.area(here)]" for city in CITIES]
@@ -280,6 +286,10 @@ ADAPTERS: dict[str, tuple[str, Callable[[], Awaitable[list[Any]]]]] = {
 """By adapter: a module of its framework, and what runs both scripts."""
 WITHOUT_RESPONSES = {"base", "inspect_program", "inspect_sandbox", "ipython", "ray_data"}
 """Modules in which no model's response asks for scripts."""
+
+
+def test_the_installed_frameworks_have_the_private_names_that_are_used() -> None:
+    assert missing_private_names() == []
 
 
 def test_every_adapter_has_a_row() -> None:

@@ -34,12 +34,12 @@ from toolcell import (
     UsageError,
 )
 from toolcell.config import Policy
-from toolcell.control import Approve
 from toolcell.sandbox.docker.reaper import LABEL_HOST
 from toolcell.sandbox.node.server import NodeAddress, missing_layers
 from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.ray.backend import WATCH_S, RayBackend
 from toolcell.testing import check_backend
+from toolcell.tools import Approve
 
 needs("ray")
 

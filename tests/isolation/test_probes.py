@@ -37,7 +37,7 @@ def test_every_layer_is_probed_once_in_the_agreed_order() -> None:
     found = probes.probe_all()
     assert tuple(probe.name for probe in found) == probes.NAMES
     assert all(probe.detail for probe in found)
-    assert all(bool(probe.fix) != probe.live for probe in found)
+    assert all(probe.live is not None and bool(probe.fix) != probe.live for probe in found), found
 
 
 @pytest.mark.isolation

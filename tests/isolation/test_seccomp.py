@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from rows import each_row
 from toolcell_bridge.isolation.seccomp_policy import EPOLL, REFUSED
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
+from toolcell_bridge.isolation.syscalls import syscall
 
 from .conftest import child_in
 
@@ -296,3 +298,9 @@ def test_numpy_and_pandas_are_imported_and_compute_under_the_filter(child: Child
         assert len(pandas.read_csv("out.csv")) == 1000
     """
     assert child(script, filtered=True).lines == []
+
+
+def test_a_system_call_that_this_machine_does_not_know_is_refused_as_by_the_kernel() -> None:
+    with pytest.raises(OSError, match="no_such_call: ") as caught:
+        syscall("no_such_call")
+    assert caught.value.errno == errno.ENOSYS

@@ -12,7 +12,6 @@ import pytest
 
 import journals
 from toolcell import AuditLog, RecordConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
-from toolcell.control.kept_drafts import DRAFT_RECORDS
 from toolcell.control.map_runs import MAP_RECORDS
 from toolcell.journal.database import RUN, Damaged, OpenJournal, Table, UnderWay, apply_record
 from toolcell.journal.ledger import RUN_RECORDS, Journal
@@ -22,7 +21,7 @@ from toolcell.support.packing import pack
 
 pytestmark = pytest.mark.quick
 
-TABLES = {"run": RUN_RECORDS, "session": SESSION_RECORDS, "draft": DRAFT_RECORDS, "map": MAP_RECORDS}
+TABLES = {"run": RUN_RECORDS, "session": SESSION_RECORDS, "map": MAP_RECORDS}
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def test_a_record_of_an_unknown_kind_or_with_other_fields_is_refused(
         database.settle()
         journal = OpenJournal(database, "run", f"{number}")
         with pytest.raises(Damaged, match="a record"):
-            journal.load(table, None)
+            database.load("run", f"{number}", table, None)
         journal.close()
 
 

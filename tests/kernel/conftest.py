@@ -139,6 +139,13 @@ class Notebook:
             if message["msg_type"] == "stream" and "go" in message["content"]["text"]:
                 return ident
 
+    def begin_held(self, code: str, **options: Any) -> str:
+        """Execute a cell that asks for an answer before this code. Return its id when it asks: what is sent then comes
+        while it runs, and `client.input` lets it go on."""
+        ident: str = self.client.execute(f"input()\n{code}", allow_stdin=True, **options)
+        self.client.get_stdin_msg(timeout=PATIENCE_S)
+        return ident
+
 
 def _add(messages: list[tuple[str, dict[str, Any]]], kind: str, content: dict[str, Any]) -> None:
     if kind == "stream" and messages and messages[-1][0] == kind and messages[-1][1]["name"] == content["name"]:
@@ -172,6 +179,12 @@ def notebooks(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield start
     for each in opened:
         each.close()
+
+
+@pytest.fixture(scope="session")
+def with_tools(notebooks: Callable[..., Notebook]) -> Notebook:
+    """A kernel with the tools of `tools.py`. Its tests leave each other's names alone."""
+    return notebooks("--tools", str(Path(__file__).with_name("tools.py")))
 
 
 @pytest.fixture(scope="session")

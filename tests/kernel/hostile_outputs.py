@@ -148,6 +148,7 @@ MARKDOWN: Final = _numbered(
         "$<img src=x onerror=alert(1)>$ and $$<img src=https://evil/>$$",
         "$\\style{background: url(https://evil/)}{x}$",
         "&lt;img src=x onerror=alert(1)&gt;",
+        *(f'```mermaid\nflowchart TD\nA["{each}"]\n```' for each in HTML),
     ]
 )
 

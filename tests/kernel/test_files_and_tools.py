@@ -268,25 +268,19 @@ class TestFolder:
 
 @pytest.mark.isolation
 class TestWorkspace:
-    def test_a_notebook_reads_its_folder_and_writes_only_with_save(self, notebooks: Start, folder: Path) -> None:
-        notebook = notebooks(folder=folder)
-        listed = "import os\nsorted(os.path.join(at, each) for at, _, names in os.walk('.') for each in names)"
-        assert notebook.run(listed).data == {"text/plain": "['./b.txt', './data/a.csv']"}
-        notebook.run("open('out.txt', 'w').write('o')\nopen('b.txt', 'w').write('changed')")
-
-        assert not (folder / "out.txt").exists()
-        assert (folder / "b.txt").read_text() == "b"
-
-    def test_without_save_the_first_file_that_a_cell_writes_is_said_to_stay_in_the_sandbox(
+    def test_a_notebook_reads_its_folder_and_without_save_the_first_file_written_is_said_to_stay_in_the_sandbox(
         self, notebooks: Start, folder: Path
     ) -> None:
         notebook = notebooks(folder=folder)
+        listed = "import os\nsorted(os.path.join(at, each) for at, _, names in os.walk('.') for each in names)"
+        assert notebook.run(listed).data == {"text/plain": "['./b.txt', './data/a.csv']"}
         cells = ("open('b.txt').read()", "open('b.txt', 'w').write('x')\n1 / 0", "open('c.txt', 'w').write('y');")
         told = [notebook.run(cell).text("stderr") for cell in cells]
 
         assert told[0] == told[2] == "" and "'b.txt'" in told[1] and "--save" in told[1]
+        assert not (folder / "c.txt").exists() and (folder / "b.txt").read_text() == "b"
 
-    def test_with_save_files_are_there_after_a_cell_whose_thread_ends_with_its_sandbox(
+    def test_with_save_new_files_are_there_after_a_cell_also_if_its_thread_ends_with_its_sandbox(
         self, notebooks: Start, folder: Path
     ) -> None:
         notebook = notebooks("--save", folder=folder)
@@ -299,9 +293,6 @@ class TestWorkspace:
         assert "not saved" not in shown.text("stderr")
         assert [(folder / name).read_text() for name in ("first.txt", "second.txt", "b.txt")] == ["2", "3", "b"]
         assert notebook.run("open('first.txt').read() + open('data/a.csv').read()[0]").data == {"text/plain": "'2x'"}
-
-    def test_with_save_new_files_are_there_after_the_cell(self, notebooks: Start, folder: Path) -> None:
-        notebook = notebooks("--save", folder=folder)
         shown = notebook.run("open('out.txt', 'w').write('o')\nopen('b.txt', 'w').write('changed')\nlast = 1")
 
         assert (folder / "out.txt").read_text() == "o"
@@ -378,8 +369,8 @@ class TestTools:
         assert b"temperature('Rome'), tools" in recorded and b"typed-seen" in recorded
         assert b"typed-unseen" not in recorded
 
-    def test_an_answer_to_one_question_does_not_approve_what_another_asks(self, notebooks: Start) -> None:
-        client = (notebook := notebooks("--tools", TOOLS)).client
+    def test_an_answer_to_one_question_does_not_approve_what_another_asks(self, with_tools: Notebook) -> None:
+        client = with_tools.client
         ident = client.execute(
             "import threading\n"
             "asking = threading.Thread(target=lambda: print('typed', input('continue? [y/n] ')))\nasking.start()\n"
@@ -400,15 +391,16 @@ class TestTools:
         client.stdin_channel.send(client.session.msg("comm_msg", {"value": "y"}))
         client.stdin_channel.send(client.session.msg("input_reply", b'["y"]', parent=second))
         answer("n", parent=second)
-        shown = notebook.outcome_of(ident)
+        shown = with_tools.outcome_of(ident)
 
         prompts = sorted(each["content"]["prompt"][:20] for each in (first, second))
         assert prompts == ["[toolcell] Make the ", "continue? [y/n] "]
         assert "typed n" in shown.text() and "refused" in shown.text(), shown
 
-    def test_what_is_shown_in_part_or_was_answered_before_it_was_asked_is_not_approved(self, notebooks: Start) -> None:
-        notebook = notebooks("--tools", TOOLS)
-        client = notebook.client
+    def test_what_is_shown_in_part_or_was_answered_before_it_was_asked_is_not_approved(
+        self, with_tools: Notebook
+    ) -> None:
+        notebook, client = with_tools, with_tools.client
 
         shown = notebook.run("send_mail('ann@example.com', 'x' * 5000)", answers=["y"])
         assert "too long to be shown" in shown.of("error")[0]["evalue"] and notebook.asked == []

@@ -74,6 +74,12 @@ def test_what_cannot_work_is_said_at_the_installation(
     assert KernelSpecManager().find_kernel_specs() == before
 
 
+def test_the_command_that_front_ends_use_is_not_offered_to_people() -> None:
+    told = CliRunner().invoke(build(["kernel"]), ["kernel", "--help"]).output
+
+    assert "│ install " in told and "│ start " not in told
+
+
 @each_row("taken", ["shell", "iopub", "stdin", "control"])
 def test_a_kernel_whose_port_is_taken_says_so_and_ends(tmp_path: Path, taken: str) -> None:
     file, _ = write_connection_file(str(tmp_path / "kernel.json"), ip="127.0.0.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,14 @@ class TestCells:
         assert shown.reply["status"] == status
         assert shown.of("error")[-1]["ename"] == "ZeroDivisionError"
 
+    def test_a_lone_surrogate_in_a_cell_is_its_escape(self, plain: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+        browser = lambda sent: json.dumps(sent, default=str).encode()  # noqa: E731 - it escapes what is not ASCII
+        monkeypatch.setattr(plain.client.session, "pack", browser)
+
+        assert plain.run("len('a\ud800')").data == {"text/plain": "2"}
+        failed = plain.run("x = 1\ny = \ud800", stop_on_error=False)
+        assert failed.reply["ename"] == "SyntaxError" and r"y = \ud800" in failed.traceback
+
     def test_cells_that_arrive_at_once_are_answered_in_their_order(self, plain: Notebook) -> None:
         first = plain.run("ordered = 0").reply["execution_count"] + 1
         idents = [plain.client.execute("ordered += 1\nordered") for _ in range(30)]
@@ -41,15 +50,17 @@ class TestCells:
         assert plain.run("ordered").data == {"text/plain": "30"}
 
     def test_cells_run_after_one_that_failed_when_that_is_asked_for(self, plain: Notebook) -> None:
-        failing = plain.client.execute("import asyncio\nawait asyncio.sleep(0.2)\n1 / 0", stop_on_error=False)
+        failing = plain.begin_held("import asyncio\nawait asyncio.sleep(0)\n1 / 0", stop_on_error=False)
         after = plain.client.execute("'runs'")
+        plain.client.input("")
 
         assert plain.reply_to(failing)["status"] == "error"
         assert plain.reply_to(after)["status"] == "ok"
 
     def test_every_cell_that_waits_is_aborted_after_one_that_failed_and_later_ones_run(self, plain: Notebook) -> None:
-        failing = plain.client.execute("import time\ntime.sleep(0.5)\n1 / 0")
+        failing = plain.begin_held("1 / 0")
         waiting = [plain.client.execute("executed_after_a_failure = 1") for _ in range(5)]
+        plain.client.input("")
 
         assert plain.reply_to(failing)["status"] == "error"
         assert [plain.reply_to(ident)["status"] for ident in waiting] == ["aborted"] * 5
@@ -57,8 +68,9 @@ class TestCells:
         assert plain.run("'executed_after_a_failure' in globals()").data == {"text/plain": "False"}
 
     def test_only_cells_are_aborted_after_one_that_failed(self, plain: Notebook) -> None:
-        failing = plain.client.execute("import time\ntime.sleep(0.2)\n1 / 0")
+        failing = plain.begin_held("1 / 0")
         others = [plain.client.kernel_info(), plain.client.comm_info(), plain.client.inspect("print")]
+        plain.client.input("")
 
         assert plain.reply_to(failing)["status"] == "error"
         assert [plain.reply_to(ident)["status"] for ident in others] == ["ok"] * 3
@@ -100,7 +112,9 @@ class TestCells:
             "text/plain": """("'before'", 'before', 'before')"""
         }
 
-    def test_a_cell_says_what_is_gone_when_its_sandbox_was_replaced(self, notebooks: Start) -> None:
+    def test_a_cell_says_what_is_gone_when_its_sandbox_was_replaced_or_lost_while_nothing_ran(
+        self, notebooks: Start
+    ) -> None:
         notebook = notebooks()
         notebook.run(
             "%precision 2\nimport threading\nkept = 1.0\nstuck = threading.Event()\n"
@@ -115,8 +129,6 @@ class TestCells:
         assert said.count("gone with the last sandbox") == 1, said
         assert notebook.run("kept").text("stderr") == ""
 
-    def test_a_sandbox_that_is_lost_while_nothing_runs_is_told_to_the_next_cell(self, notebooks: Start) -> None:
-        notebook = notebooks()
         notebook.run("class Odd:\n    def __dir__(self): import os; os._exit(3)\nodd = Odd()")
         notebook.ask("complete_request", code="odd.a", cursor_pos=5)
         notebook.ask("complete_request", code="pri", cursor_pos=3)

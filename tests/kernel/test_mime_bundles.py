@@ -12,7 +12,7 @@ import plotly  # type: ignore[import-untyped]
 from plotly.basedatatypes import BaseFigure  # type: ignore[import-untyped]
 
 from rows import each_row
-from toolcell.kernel.mime_bundles import FRAME, HARMLESS, safe_bundle, safe_lines, safe_metadata
+from toolcell.kernel.mime_bundles import FRAME, HARMLESS, MOST_TAGS, safe_bundle, safe_lines, safe_metadata
 
 from .hostile_outputs import CHARTS, EVIL, LATEX
 
@@ -182,6 +182,14 @@ def test_the_time_for_an_output_grows_no_faster_than_the_output() -> None:
         if (seconds := _least_of_three(show, piece * (100_000 // len(piece)))) > 0.5
     }
     assert not slow, "100,000 characters in a linear time take less than a fifth of a second"
+
+
+def test_html_with_more_tags_than_are_cleaned_in_time_is_not_shown_as_html() -> None:
+    most, more = "<b></b>" * (MOST_TAGS // 2), "<b></b>" * (MOST_TAGS // 2 + 1)
+
+    assert [[*safe_bundle({"text/html": text, "text/plain": "b"})] for text in (most, more)] == [
+        ["text/html", "text/plain"], ["text/plain"],
+    ]  # fmt: skip
 
 
 def _least_of_three(show: Callable[[str], object], text: str) -> float:

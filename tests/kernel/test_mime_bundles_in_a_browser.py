@@ -22,6 +22,10 @@ from . import hostile_outputs as hostile
 pytestmark = pytest.mark.browser
 
 PLOTLY: Final = "application/vnd.plotly.v1+json"
+NOT_SHOWN: Final = (
+    "application/javascript", "text/javascript", "text/x-html", "text/vnd.mermaid", "application/vnd.vega.v5+json",
+    "application/vnd.vegalite.v5+json", "application/vnd.bokehjs_exec.v0+json", "application/vdom.v1+json",
+)  # fmt: skip
 HOME: Final = "http://front.example/"
 """Where browsers look up the names of links before somebody clicks."""
 
@@ -158,9 +162,7 @@ def outputs(way: dict[str, str]) -> Iterator[tuple[str, ...]]:
     bundles += [
         {mime: each} for mime in ("image/png", "image/jpeg", "image/gif", "image/webp") for each in hostile.PICTURES
     ]
-    bundles += [
-        {mime: each} for mime in ("application/javascript", "text/javascript", "text/x-html") for each in hostile.HTML
-    ]
+    bundles += [{mime: each} for mime in NOT_SHOWN for each in hostile.HTML]
     for bundle in map(safe_bundle, bundles):
         for mime, form in bundle.items():
             kind = {"text/html": "html", "text/latex": "latex", "text/plain": "text"}.get(mime, "picture")

@@ -25,7 +25,7 @@ def _installed(jupyter: Path) -> None:
 class TestSuite(jupyter_kernel_test.KernelTests):
     """Every case of it applies.
 
-    It gives a cell 15 seconds, of which the first one needs some for a sandbox, and each message a tenth of one, and takes
+    It gives a reply 15 seconds, of which the first one needs some for a sandbox, and each message a tenth of one, and takes
     what came in that time for all that the last test left. Here it waits for messages, and for the end of what was asked.
     """
 
@@ -59,11 +59,14 @@ class TestSuite(jupyter_kernel_test.KernelTests):
         self._read_to(self.kc.get_shell_msg, ident, "kernel_info_reply")
         self._read_to(self.kc.get_iopub_msg, ident, "status", execution_state="idle")
 
+    def get_non_kernel_info_reply(self, timeout: float | None = None) -> Any:
+        return super().get_non_kernel_info_reply(timeout=2 * PATIENCE_S)
+
     def execute_helper(self, *args: Any, **kwargs: Any) -> Any:
         channel = self.kc.iopub_channel
         read = channel.get_msg
         with patch.object(channel, "get_msg", lambda timeout: read(timeout=PATIENCE_S)):
-            return super().execute_helper(*args, timeout=2 * PATIENCE_S, **kwargs)
+            return super().execute_helper(*args, **kwargs)
 
     @staticmethod
     def _read_to(read: Callable[..., dict[str, Any]], ident: str, kind: str, **content: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolcell import Outcome, Policy, Runtime, SyncRuntime, ToolRegistry
-from toolcell.tools.code import describe_code
+from toolcell.tools.code import CodeTool
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -69,5 +69,5 @@ def test_nothing_runs_of_a_script_that_is_refused_and_all_of_others() -> None:
         assert session.execute_code("set_result(open(1))").value == 7
         dry = runtime.execute_code("tools.ping(x=1)\nimport os", dry_run=True)
         assert dry.outcome is Outcome.DENIED and not made
-    text = describe_code(registry.state.visible, Runtime(registry, policy=Policy(lint="strict")))
+    text = CodeTool(Runtime(registry, policy=Policy(lint="strict"))).describe(registry.state.visible)
     assert "they cannot open files" in text and "json" in text and "There is the standard library" not in text

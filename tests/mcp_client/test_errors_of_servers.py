@@ -132,6 +132,8 @@ REFUSALS: dict[str, tuple[Answer, str]] = {
     "forbidden": (as_json(403, {"error": {"message": "not yours"}}), "HTTP 403 Forbidden: not yours"),
     "not allowed": ((405, {}, b""), "HTTP 405 Method Not Allowed"),
     "too many": (as_json(429, {"detail": "slow down"}), "HTTP 429 Too Many Requests: slow down"),
+    "a string": (as_json(429, "come back tomorrow"), "HTTP 429 Too Many Requests: come back tomorrow"),
+    "a list": (as_json(400, ["a"]), "HTTP 400 Bad Request"),
     "broken": ((500, {"content-type": "text/html"}, b"<h1>oops"), "HTTP 500 Internal Server Error"),
     "away": ((503, {}, b""), "HTTP 503 Service Unavailable"),
     "unknown": ((599, {}, b"\xff"), "HTTP 599"),
@@ -305,7 +307,9 @@ def test_a_proxy_is_chosen_as_other_clients_choose_it(monkeypatch: pytest.Monkey
     assert proxy_for(httpx2.URL("http://a.example/")) is None
     assert proxy_for(httpx2.URL("https://a.inside.example/")) is None
     assert proxy_for(httpx2.URL("https://127.0.0.1:8/")) is None
-    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8 fd00::/8,ports.example:8443,127.0.0.2:8080,[::1]:80,.dot.example")
+    monkeypatch.setenv(
+        "NO_PROXY", "10.0.0.0/8 fd00::/8,ports.example:8443,127.0.0.2:8080,[::1]:80,.dot.example,secure.example:443"
+    )
     for url, is_direct in {
         "https://10.1.2.3/": True,
         "https://11.1.2.3/": False,
@@ -313,6 +317,7 @@ def test_a_proxy_is_chosen_as_other_clients_choose_it(monkeypatch: pytest.Monkey
         "https://[fe80::7]/": False,
         "https://ports.example:8443/": True,
         "https://ports.example/": False,
+        "https://secure.example/": True,
         "https://127.0.0.2:8080/": True,
         "https://127.0.0.2/": False,
         "https://a.dot.example/": True,

@@ -13,8 +13,9 @@ import anyio.lowlevel
 import httpx2
 import pytest
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCRequest, JSONRPCResponse
+from mcp_types import JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
+from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import Limits, Runtime
 from toolcell.calls.result import Status, ToolResult
@@ -26,6 +27,11 @@ from toolcell.tools import ToolRegistry
 from .conftest import a_tool, raw
 
 pytestmark = pytest.mark.anyio
+
+SILENT_S = 0.05
+"""A wrong item that is described takes microseconds: all of them would take a second."""
+HANGS_S = 10.0
+"""What ends at its time takes less; what does not, hangs."""
 
 
 async def called(timeout_s: float = 60.0, **script: Any) -> tuple[ToolResult, float]:
@@ -92,10 +98,10 @@ async def test_a_call_ends_at_its_time_though_the_server_reads_nothing() -> None
     registry = ToolRegistry()
     await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], deaf=0), timeout_s=0.3)
     first = await registry.dispatch("l.t", {})  # after which it reads nothing
-    began = time.monotonic()
-    second = await registry.dispatch("l.t", {"a": "x" * 1_000_000})
-    took_s = time.monotonic() - began
-    assert first.status == second.status == Status.TIMEOUT and took_s < 1.8
+    with anyio.fail_after(HANGS_S):
+        second = await registry.dispatch("l.t", {"a": "x" * 1_000_000})
+    assert first.status == second.status == Status.TIMEOUT
+    assert first.message == second.message == "timed out after 0.3 s"  # not by what else bounds a request
     await registry.close()
 
 
@@ -103,11 +109,10 @@ async def test_a_run_ends_at_its_time_though_a_server_reads_nothing() -> None:
     registry = ToolRegistry()
     await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], deaf=0))
     async with Runtime(registry) as runtime:
-        began = time.monotonic()
         calls = "call_tools_parallel([('l.t', {}), ('l.t', {'a': 'x' * 1_000_000}), ('l.t', {'a': 'x' * 1_000_000})])"
-        result = await runtime.execute_code(calls, limits=Limits(wall_s=0.5))
-        took_s = time.monotonic() - began
-    assert result.outcome == "timeout" and took_s < 2
+        with anyio.fail_after(HANGS_S):
+            result = await runtime.execute_code(calls, limits=Limits(wall_s=0.5))
+    assert result.outcome == "timeout"
     await registry.close()
 
 
@@ -356,6 +361,70 @@ def test_lists_whose_items_become_objects_are_cut() -> None:
     result: dict[str, Any] = {"content": [{}] * 50_000, "tools": [{}] * 50_000, "other": [1] * 50_000}
     structure.cut_lists(result)
     assert [len(each) for each in result.values()] == [structure.MAX_BLOCKS, structure.MAX_TOOLS + 1, 50_000]
+
+
+WRONG = [0] * 40_000
+"""Items that are not what a model of the SDK wants. An error is made for each, and for each form that it might have."""
+WRONG_ANSWERS: dict[str, Any] = {
+    "a list of choices": {"content": [{"type": "text", "text": "x", "annotations": {"audience": WRONG}}]},
+    "a list of objects": {"content": [{"type": "resource_link", "uri": "a:b", "name": "n", "icons": WRONG}]},
+    "what a server says of itself": {"content": [], "_meta": {"io.modelcontextprotocol/serverInfo": {"icons": WRONG}}},
+    "a request named as what no model checks": {
+        "resultType": "input_required",
+        "inputRequests": {"data": {"method": "sampling/createMessage", "params": {"messages": WRONG}}},
+    },
+    "an object of requests": {"resultType": "input_required", "inputRequests": {str(n): 0 for n in range(10_000)}},
+}
+
+
+@each_row("kind", WRONG_ANSWERS)
+async def test_items_that_are_all_wrong_are_counted_before_a_model_checks_them(kind: str) -> None:
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], answer=WRONG_ANSWERS[kind]))
+    seen = await watched(registry.dispatch("l.t", {}))
+    await registry.close()
+
+    assert structure.TOO_MANY_CHECKED in seen.outcome.message and seen.silent_s < SILENT_S
+
+
+@each_row("asked", [("sampling/createMessage", "messages"), ("notifications/message", "level")])
+def test_so_are_those_of_questions_and_notifications(asked: tuple[str, str]) -> None:
+    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": asked[0], "params": {asked[1]: WRONG}})
+    item = transports._mended(SessionMessage(jsonrpc_message_adapter.validate_json(line)))
+
+    assert isinstance(item, ValueError) and str(item) == structure.TOO_MANY_CHECKED
+
+
+async def test_a_tool_whose_items_are_all_wrong_is_left_out_and_the_others_stay() -> None:
+    pages = ToolPages()
+    pages.version = "2025-11-25"
+    page = {"tools": [a_tool("a"), a_tool("b", icons=WRONG), a_tool("c", icons=WRONG[:1_000])], "_meta": {"x": WRONG}}
+    seen = await watched(pages.mend(page))
+
+    assert [each["name"] for each in page["tools"]] == ["a"] and seen.silent_s < SILENT_S
+    assert pages.take_broken() == {
+        "b": "more than 32768 items of it would have to be checked one by one",
+        "c": "it has 1000 errors",
+    }
+
+
+async def test_what_no_model_checks_may_be_long() -> None:
+    free = {"structuredContent": {"rows": WRONG}, "_meta": {"x": WRONG}}
+    assert not structure.has_too_many({"content": [{"type": "text", "text": "x"}] * structure.MAX_BLOCKS, **free})
+
+
+async def test_a_server_with_many_tools_leaves_a_registry_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, steps, unregister = ToolRegistry(), list[int](), ToolRegistry.unregister
+
+    def counted(self: ToolRegistry, *names: str) -> bool:
+        steps.append(len(names))
+        return unregister(self, *names)
+
+    monkeypatch.setattr(ToolRegistry, "unregister", counted)
+    await registry.add_mcp_server("l", command=raw(many=300))
+    await registry.close()
+
+    assert steps[-1] == 300 and sum(steps) == 300 and not registry.names()
 
 
 FORM = {

@@ -184,8 +184,11 @@ anyio.run(main)
 
 
 @pytest.mark.slow
-@each_row("stopped", [False, True], ids=["all run", "its supervisor is stopped"])
-@each_row("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
+@each_row(
+    ("end", "stopped"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGINT, True)],
+    ids=["killed", "killed, its supervisor is stopped", "closed, its supervisor is stopped"],
+)
 async def test_nothing_of_a_server_is_left_after_its_host(end: signal.Signals, stopped: bool, tmp_path: Path) -> None:
     command = raw(spawn=str(tmp_path / "pids"))
     host = started([sys.executable, "-c", HOST, *command])

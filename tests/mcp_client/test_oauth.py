@@ -335,6 +335,7 @@ async def test_a_clients_secret_goes_only_to_its_own_authorization_server(
 
 
 async def test_a_program_logs_in_as_itself(world: World) -> None:
+    world.answers[PRM]["authorization_servers"] = ["https://other.example", ISSUER]
     auth = ClientCredentials(client_id="mine", client_secret="secret-of-mine", issuer=ISSUER, scopes=["read"])
     async with world.client(world.login(auth)) as client:
         assert (await client.post(SERVER)).status_code == 200

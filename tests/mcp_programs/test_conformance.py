@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from .conformance_client import serving_senders
 from .conftest import HERE, Programs, serving
 
 pytestmark = [pytest.mark.npm, pytest.mark.isolation]
@@ -58,9 +58,9 @@ def test_the_server_conforms_but_for_what_is_listed(programs: Programs, tools: P
 
 @pytest.mark.parametrize("scenario", PASSING_CLIENT)
 def test_the_client_conforms(programs: Programs, tmp_path: Path, scenario: str) -> None:
-    client = f"{sys.executable} {HERE / 'conformance_client.py'}"
-    options = ["--command", client, "--scenario", scenario, "--timeout", "120000"]
-    ended = programs.run([*suite(programs), "client", *options], tmp_path)
+    with serving_senders(tmp_path) as client:
+        options = ["--command", client, "--scenario", scenario, "--timeout", "120000"]
+        ended = programs.run([*suite(programs), "client", *options], tmp_path)
 
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert re.search(r"Passed: ([1-9]\d*)/\1, 0 failed, 0 warnings", ended.stdout + ended.stderr)

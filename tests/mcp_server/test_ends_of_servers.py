@@ -149,8 +149,7 @@ def test_a_server_over_http_ends_at_a_signal_without_a_traceback(sent: int, tmp_
 
 
 @pytest.mark.anyio
-@each_row("signals", [1, 2])
-@each_row("sent", [signal.SIGTERM, signal.SIGINT])
+@each_row(("sent", "signals"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
 async def test_a_service_ends_at_a_signal_without_a_traceback(sent: int, signals: int, tmp_path: Path) -> None:
     server = Server(tmp_path, "serve", "--port", "0", "--drain-s", "0" if signals == 1 else "60")
     url = await asyncio.to_thread(server.url)

@@ -180,13 +180,15 @@ async def test_only_the_right_token_host_and_origin_get_in() -> None:
             (await post(url, HELLO, Authorization=right, Origin="https://evil.example"))[0],
             (await post(url, HELLO, Authorization=right, Origin="https://app.example"))[0],
             (await post(url, HELLO, Authorization=right, Host="evil.example"))[0],
+            (await post(url, HELLO, Authorization=right, Host="127.0.0.1:8000@evil.example"))[0],
+            (await post(url, HELLO, Authorization=right, Host="127.0.0.1:80.evil.example"))[0],
             (await post(url, "{", Authorization=right))[0],
         ]
         client = httpx2.AsyncClient(headers={"Authorization": right})
         async with client, Client(streamable_http_client(url, http_client=client)) as connected:
             result = await connected.call_tool("execute_code", {"code": "6 * 7"})
 
-    assert statuses == [401, 401, 401, 200, 403, 200, 421, 400]
+    assert statuses == [401, 401, 401, 200, 403, 200, 421, 421, 421, 400]
     assert result.structured_content["value"] == 42
 
 

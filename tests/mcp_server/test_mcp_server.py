@@ -16,13 +16,12 @@ from mcp.shared.exceptions import MCPError
 from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.calls.result import File, ToolResult
-from toolcell.control import Deny
 from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, answer, question, readable_only
 from toolcell.mcp.listing import code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall
-from toolcell.tools import Approve, ToolContext
+from toolcell.tools import Approve, Deny, ToolContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio, pytest.mark.isolation]
 
@@ -374,11 +373,13 @@ async def test_a_saved_script_is_called_from_a_client_s_script_and_as_its_own_to
         direct = await client.call_tool("add_up", {"numbers": [1, 2, 3]})
         scripted = await client.call_tool("execute_code", {"code": "tools.add_up(numbers=[4, 5])"})
         wrong = await client.call_tool("add_up", {})
+        long = await client.call_tool("add_up", {"numbers": [2**70]})
 
     assert listed["add_up"].input_schema == inputs
     assert (text_of(direct), direct.is_error) == ("6", False)
     assert "9" in text_of(scripted) and not scripted.is_error
     assert wrong.is_error and "numbers" in text_of(wrong)
+    assert text_of(long) == "invalid arguments of add_up: numbers[0]: integer has more than 64 bits (71)"
 
 
 def test_the_data_of_an_error_is_as_clean_as_its_text() -> None:

@@ -20,7 +20,7 @@ from rows import each_row
 from toolcell import Runtime
 from toolcell.mcp.http import http_app, serve_http
 from toolcell.mcp.server import McpServer
-from toolcell.mcp.structure import MAX_ELEMENTS
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY_CHECKED
 from toolcell.support.asgi import listening
 from toolcell.support.http_protocol import HttpLimits
 
@@ -147,6 +147,46 @@ def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
             ]
         assert found[0].status_code == 413 and f"more than {MAX_ELEMENTS} lists, dicts" in found[0].text
         assert found[1].status_code != 413  # what stands in a text is not a structure
+
+    asyncio.run(check())
+
+
+WRONG = {str(number): 0 for number in range(20_000)}
+CLIENT = {"io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1", "icons": [0] * 20_000}}
+
+
+@each_row(
+    "params",
+    [
+        {"name": "execute_code", "requestState": "x", "inputResponses": WRONG},
+        {"name": "execute_code", "requestState": "x", "inputResponses": {"data": {"roots": [0] * 20_000}}},
+        {"name": "search_tools", "_meta": CLIENT},
+    ],
+)
+def test_a_body_of_wrong_items_is_refused_before_a_model_checks_each(params: dict[str, object]) -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    async def check() -> None:
+        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+            found = await client.post(f"http://127.0.0.1:{port}/mcp", json=body, headers=HEADERS)
+        assert (found.status_code, found.text) == (413, f"the message cannot be read: {TOO_MANY_CHECKED}")
+
+    asyncio.run(check())
+
+
+def test_a_large_body_that_is_no_message_is_refused_before_it_is_written_out() -> None:
+    items = ",".join(['{"a": 1}'] * (MAX_ELEMENTS // 8))
+    body = f'{{"jsonrpc": "2.0", "id": 1, "params": [{items}]}}'
+
+    async def check() -> None:
+        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+            headers = HEADERS | {"content-type": "application/json"}
+            url = f"http://127.0.0.1:{port}/mcp"
+            found = [await client.post(url, content=each, headers=headers) for each in (body, body[:-1])]
+        assert [(each.status_code, each.text) for each in found] == [
+            (400, "the body is not a message of JSON-RPC 2.0"),
+            (400, f"the body is not JSON: EOF while parsing an object at line 1 column {len(body) - 1}"),
+        ]
 
     asyncio.run(check())
 

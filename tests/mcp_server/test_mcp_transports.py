@@ -79,8 +79,7 @@ async def appears(path: Path) -> None:
             await anyio.sleep(0.02)
 
 
-@each_row("mode", ["legacy", "auto"])
-@each_row("transport", ["stdio", "http"])
+@each_row(("transport", "mode"), [("stdio", "auto"), ("http", "legacy"), ("http", "auto")])
 async def test_a_client_lists_calls_hears_progress_sees_pictures_is_asked_and_cancels(
     transport: str, mode: Any, tmp_path: Path
 ) -> None:

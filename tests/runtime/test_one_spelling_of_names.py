@@ -10,7 +10,7 @@ import pytest
 
 from rows import each_row
 from toolcell import PoolConfig, Runtime, SyncRuntime, ToolRegistry
-from toolcell.control import Approve
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 

@@ -11,8 +11,7 @@ import pytest
 from rows import each_row
 from toolcell import Limits, Outcome
 from toolcell.cli.exits import BY_OUTCOME, LIMIT
-from toolcell.results import Usage
-from toolcell.results.result import HOST_OUTCOMES, LIMIT_OUTCOMES, SCRIPT_OUTCOMES
+from toolcell.results import HOST_OUTCOMES, LIMIT_OUTCOMES, SCRIPT_OUTCOMES, Usage
 from toolcell.run.outcome import (
     LIMIT_ERRORS,
     Aborted,

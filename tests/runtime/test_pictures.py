@@ -13,7 +13,6 @@ import mcp_types as types
 import pytest
 from mcp.client.client import Client
 
-from rows import each_row
 from toolcell import Agent, PoolConfig, Runtime, ToolRegistry
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import tool_message
@@ -66,25 +65,24 @@ def is_shown(content: str, images: list[Any]) -> bool:
     return [(each["media_type"], each["data"][:11]) for each in images] == [("image/png", BASE64)]
 
 
-@each_row("returned", RETURNED.values(), ids=RETURNED)
-async def test_a_model_is_shown_the_picture_of_a_tool_on_every_route(returned: Callable[[], Any]) -> None:
-    registry = drawing(returned)
-    plan = {"steps": [{"tool": "draw", "args": {}}]}
-
-    assert is_shown(*await shown_to_a_model(registry, "draw", {}))
-    assert is_shown(*await shown_to_a_model(registry, "execute_plan", plan))
-    async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
-        script = {"code": "call_tool('draw')"}
-        assert is_shown(*await shown_to_a_model(registry, "execute_code", script, code=runtime))
-        async with (
-            McpServer(runtime, has_one_client=True, exposes_tools=True) as server,
-            Client(server.server) as client,
-        ):
+async def test_a_model_is_shown_the_picture_of_a_tool_on_every_route() -> None:
+    now = ""
+    registry = drawing(lambda: RETURNED[now]())
+    plan, script = {"steps": [{"tool": "draw", "args": {}}]}, {"code": "call_tool('draw')"}
+    async with (
+        Runtime(registry, pool=PoolConfig(warm=0)) as runtime,
+        McpServer(runtime, has_one_client=True, exposes_tools=True) as server,
+        Client(server.server) as client,
+    ):
+        for now in RETURNED:
+            assert is_shown(*await shown_to_a_model(registry, "draw", {})), now
+            assert is_shown(*await shown_to_a_model(registry, "execute_plan", plan)), now
+            assert is_shown(*await shown_to_a_model(registry, "execute_code", script, code=runtime)), now
             for answer in (await client.call_tool("execute_code", script), await client.call_tool("draw", {})):
                 pictures = [each for each in answer.content if isinstance(each, types.ImageContent)]
                 others = [each for each in answer.content if each not in pictures]
-                assert [each.mime_type for each in pictures] == ["image/png"]
-                assert BASE64 not in f"{others} {answer.structured_content}"
+                assert [each.mime_type for each in pictures] == ["image/png"], now
+                assert BASE64 not in f"{others} {answer.structured_content}", now
 
 
 SAVE = """
@@ -100,26 +98,26 @@ set_result([chart.media_type, len(chart), open("chart.png", "rb").read() == char
 """
 
 
-@each_row("returned", RETURNED.values(), ids=RETURNED)
-async def test_a_script_can_save_the_picture_of_a_tool(returned: Callable[[], Any]) -> None:
-    async with Runtime(drawing(returned), pool=PoolConfig(warm=0)) as runtime:
-        result = await runtime.execute_code(SAVE)
+async def test_a_script_can_save_the_picture_of_a_tool() -> None:
+    now = ""
+    async with Runtime(drawing(lambda: RETURNED[now]()), pool=PoolConfig(warm=0)) as runtime:
+        for now in RETURNED:
+            result = await runtime.execute_code(SAVE)
+            assert (result.value, [file.data for file in result.files]) == (["image/png", 69, True], [PNG]), now
+            assert result.logs.text == "<Picture image/png, 69 bytes>\n"
 
-    assert (result.value, [file.data for file in result.files]) == (["image/png", 69, True], [PNG]), result.error
-    assert result.logs.text == "<Picture image/png, 69 bytes>\n"
 
-
-@each_row("kind", KINDS)
-async def test_the_bytes_say_what_a_picture_is(kind: str) -> None:
+async def test_the_bytes_say_what_a_picture_is() -> None:
+    kind = ""
     registry = drawing(lambda: KINDS[kind])
-    result = await registry.execute("draw", {})
-
-    assert ([each.media_type for each in result.images], result.files[0].media_type) == ([kind], kind)
-    assert (result.text, result.files[0].name) == (f"({kind}, {len(KINDS[kind])} bytes)", f"result.{kind[6:]}")
     async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
-        shown = await runtime.execute_code("display(call_tool('draw')); set_result(call_tool('draw').media_type)")
-    assert (shown.value, [file.data for file in shown.files]) == (kind, [KINDS[kind]]), shown.error
-    assert (shown.files[0].media_type, shown.logs.text) == (kind, "")
+        for kind, picture in KINDS.items():
+            result = await registry.execute("draw", {})
+            assert ([each.media_type for each in result.images], result.files[0].media_type) == ([kind], kind)
+            assert (result.text, result.files[0].name) == (f"({kind}, {len(picture)} bytes)", f"result.{kind[6:]}")
+            shown = await runtime.execute_code("display(call_tool('draw')); set_result(call_tool('draw').media_type)")
+            assert (shown.value, [file.data for file in shown.files]) == (kind, [picture]), shown.error
+            assert (shown.files[0].media_type, shown.logs.text) == (kind, "")
 
 
 async def test_what_a_provider_would_refuse_is_named_and_not_shown() -> None:

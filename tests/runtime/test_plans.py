@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from rows import each_row
 from toolcell import PoolConfig, Runtime, UsageError
 from toolcell.testing import FakeBackend
 
@@ -37,35 +34,6 @@ async def test_a_plan_runs_without_a_sandbox_and_reports_each_step() -> None:
         {"step": 1, "tool": "fail", "status": "error", "error": "timeout"},
         {"step": 2, "tool": "echo", "status": "ok", "result": [1]},
     ]
-
-
-@pytest.mark.anyio
-@pytest.mark.conforms("P9", "P11")
-async def test_a_plan_that_cannot_run_is_the_callers_error() -> None:
-    async with offline() as runtime:
-        with pytest.raises(UsageError, match="at least one step"):
-            await runtime.execute_plan([])
-        [row] = await runtime.execute_plan([{"tool": "execute_plan", "args": {}}])
-        assert "cannot call execute_plan" in row["error"]
-
-
-@pytest.mark.anyio
-@each_row(
-    ("step", "said"),
-    [
-        (3, "must be an object"),
-        ({}, 'missing required property "tool"'),
-        ({"tool": "echo", "args": 3}, "args: must be object"),
-        ({"tool": "echo", "args": {}, "id": [1]}, "id: must be string"),
-        ({"tool": "echo", "args": {}, "timeout_s": "x"}, "timeout_s: must be number"),
-    ],
-)
-async def test_a_malformed_step_costs_that_step_only(step: Any, said: str) -> None:
-    async with offline() as runtime:
-        first, wrong, last = await runtime.execute_plan([{"tool": "nope"}, step, {"tool": "nope"}])
-
-    assert said in wrong["error"]
-    assert "unknown tool" in first["error"] and "unknown tool" in last["error"]
 
 
 @pytest.mark.anyio

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from rows import each_row
 from toolcell import Limits, RunContext, ToolRegistry
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import RunHandlers
+from toolcell.run.options import RunOptions
 from toolcell.run.output import RunOutput
 from toolcell.run.run import Run, Script
 from toolcell.support.host_work import HostWork
@@ -17,7 +18,7 @@ from toolcell_bridge.wire.messages import FilePart, Log, Result
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
-LIMITS = Limits(result_bytes=1000)
+LIMITS = Limits(result_bytes=1000, files=2, files_bytes=10)
 
 
 class DeadSandbox:
@@ -37,11 +38,15 @@ def printed() -> list[tuple[str, str]]:
 
 @pytest.fixture
 async def output(printed: list[tuple[str, str]]) -> RunOutput:
+    return output_for(printed)
+
+
+def output_for(printed: list[tuple[str, str]]) -> RunOutput:
     sandbox: Any = DeadSandbox()
     connection = GuestConnection(sandbox)
     connection.wire.message_bytes = 1_000_000
-    script, handlers = Script(source="", limits=LIMITS), RunHandlers(on_log=lambda *what: printed.append(what))
-    run = Run(script, ToolRegistry(), RunContext(), script.message(1), work=HostWork(2**20), handlers=handlers)
+    script, options = Script(source="", limits=LIMITS), RunOptions(on_log=lambda *what: printed.append(what))
+    run = Run(script, ToolRegistry(), RunContext(), script.message(1), work=HostWork(2**20), options=options)
     return RunOutput(run, connection, lambda call: None)
 
 
@@ -61,6 +66,18 @@ async def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(o
 
     assert output.value == 2
     assert [(file.name, file.data) for file in output.returned.finished()] == [("new", b"new")]
+
+
+@each_row("sizes", [[1, 1, 1], [5, 6], [11]])
+async def test_a_guest_that_does_not_count_its_files_returns_no_more_than_it_may(sizes: list[int]) -> None:
+    """Our own guest counts them first; code in its process may do without."""
+    output = output_for([])
+    output.take(Result(1, ["f"]))
+    *some, last = (FilePart(f"{number}", "text/plain", b"x" * size, True) for number, size in enumerate(sizes))
+    for part in some:
+        output.take(part)
+    with pytest.raises(RemoteProtocolError, match="more files than the run may return"):
+        output.take(last)
 
 
 async def test_late_text_reaches_the_callback_as_any(output: RunOutput, printed: list[tuple[str, str]]) -> None:

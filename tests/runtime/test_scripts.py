@@ -18,20 +18,6 @@ from .conftest import Run
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
-EX_10 = """\
-results = call_tool('web_search', {'query': 'Go frameworks'})
-filtered = [r for r in results if r.get('score', 0) > 0.8]
-set_result({'top_results': filtered})"""
-
-
-@pytest.mark.conforms("Q3", "Q4", "EX-10", "T2", "Q-b4")
-def test_the_documented_example_runs_as_written(run: Run) -> None:
-    result = run(EX_10)
-
-    assert result.outcome is Outcome.OK
-    assert result.value == {"top_results": [{"title": "a", "score": 0.9}]}
-    assert [(call.name, call.status, call.line) for call in result.calls] == [("web_search", "ok", 1)]
-
 
 @pytest.mark.conforms("EX-43", "Q4")
 def test_a_result_is_what_set_result_was_given(run: Run) -> None:
@@ -233,6 +219,18 @@ def test_half_a_character_at_the_end_of_what_is_printed_is_shown(run: Run) -> No
     assert (result.logs.stdout, result.logs.stderr) == ("caf\\xc3", "caf\\xc3")
 
 
+@pytest.mark.conforms("Q7")
+def test_a_request_has_code_limits_and_files_and_its_result_a_value_output_an_exit_code_an_error_and_files(
+    run: Run,
+) -> None:
+    script = "import sys\nprint(open('in.txt').read())\nset_result(1, files=['in.txt'])\nsys.exit(3)"
+
+    result = run(script, limits=Limits(wall_s=20), files=[("in.txt", "given")])
+
+    assert (result.value, result.logs.text, result.error and result.error.exit_code) == (1, "given\n", 3)
+    assert [(file.name, file.media_type, file.data) for file in result.files] == [("in.txt", "text/plain", b"given")]
+
+
 def test_print_goes_to_the_logs_and_nowhere_else(run: Run) -> None:
     result = run("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.stdout.write('partial')\nset_result(1)")
 
@@ -256,27 +254,6 @@ def test_raw_writes_to_descriptors_are_captured_too(run: Run) -> None:
 
     assert "raw\n" in result.logs.stdout
     assert result.logs.stderr == "bad \ufffd\n"
-
-
-@pytest.mark.conforms("Q22", "Q24", "Q-b11", "Q-b24")
-def test_output_past_the_limit_is_dropped_with_a_marker_and_the_script_goes_on(run: Run) -> None:
-    result = run("for i in range(1000): print(f'line {i:04}')\nset_result('end')", limits=Limits(output_bytes=2000))
-
-    assert result.outcome is Outcome.OK
-    assert result.value == "end"
-    logs = result.logs
-    assert logs.truncated
-    assert logs.stdout_bytes == 10_000
-    assert logs.text.startswith("line 0000\n")
-    assert logs.text.endswith("line 0999\n")
-    assert "8000 bytes of stdout dropped" in logs.text
-
-
-@pytest.mark.conforms("Q22")
-def test_the_defaults_are_the_documented_ones() -> None:
-    limits = Limits()
-
-    assert (limits.wall_s, limits.output_bytes, limits.tool_calls) == (30.0, 65_536, 1000)
 
 
 def test_inputs_are_names_in_the_script(run: Run) -> None:
@@ -591,16 +568,6 @@ class P: x: int
 set_result([db.execute("select x from t").fetchone()[0], squares, P(1), zoneinfo.ZoneInfo("Europe/Paris").key])"""
 
     assert run(script).value == [41, [0, 1, 4, 9, 16], {"x": 1}, "Europe/Paris"]
-
-
-@pytest.mark.conforms("Q27", "Q25")
-def test_a_run_leaves_nothing_for_the_next(run: Run) -> None:
-    run(
-        "open('left.txt','w').write('x'); open('/tmp/left','w').write('x'); import json; json.left = 1; __builtins__.left = 1"
-    )
-    script = "import os, json\nset_result([os.listdir('.'), os.listdir('/tmp'), hasattr(json, 'left'), 'left' in dir(__builtins__)])"
-
-    assert run(script).value == [[], [], False, False]
 
 
 @pytest.mark.conforms("Q-b23", "Q22")

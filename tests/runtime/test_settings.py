@@ -71,10 +71,7 @@ def test_settings_are_values() -> None:
 
     for other in (copy.copy(limits), copy.deepcopy(limits), pickle.loads(pickle.dumps(limits))):
         assert (other, hash(other), other.model_fields_set) == (limits, hash(limits), {"wall_s", "memory_bytes"})
-    assert limits.model_dump(exclude_unset=True) == {"wall_s": 5.0, "memory_bytes": 64 << 20}
-    assert limits != Limits()
-    assert Policy(require=frozenset({"pid"})).model_dump(mode="json", exclude_unset=True) == {"require": ["pid"]}
-    assert eval(repr(limits)) == limits
+    assert eval(repr(limits)) == limits != Limits()
 
 
 @each_row("value", [2**63, 10**400, "9" * 400, f"{'9' * 400}.5g"])

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rows import each_row
@@ -24,6 +25,7 @@ from toolcell import (
 )
 from toolcell.calls.run_state import Secrets
 from toolcell.run.streaming import (
+    QUEUE_EVENTS,
     CallEnded,
     CallOutput,
     CallStarted,
@@ -109,19 +111,24 @@ async def test_a_stream_tells_what_happens_in_order_and_ends_with_the_result() -
 @pytest.mark.isolation
 @pytest.mark.conforms("I1", "I3")
 async def test_a_stream_has_what_its_tools_report_and_nothing_of_other_runs() -> None:
-    registry, context = ToolRegistry(), RunContext()
+    registry, context, written = ToolRegistry(), RunContext(), dict[str, int]()
 
     @registry.tool
     async def count(ctx: ToolContext, name: str) -> None:
         """Count, and report it."""
         ctx.update(f"{name} begins", details={"of": name})
         for number in range(600):
+            written[name] = number
+            if (name, number) == ("one", QUEUE_EVENTS - 1):  # the last that there is room for
+                sum(range(3_000_000))  # its slice of the event loop is used up
             await ctx.write(f"{number},")
 
     async with Runtime(registry, pool=SMALL) as runtime:
         seen, output = [], ""
         async for event in runtime.stream("call_tool('count', name='one')", context=context):
             if isinstance(event, CallStarted):
+                while written.get("one", 0) < QUEUE_EVENTS - 1:  # it waits for us now, and our own call must not
+                    await anyio.lowlevel.checkpoint()
                 await registry.execute("count", {"name": "other"}, context=context)
             elif isinstance(event, CallUpdated):
                 seen.append((event.tool, event.text, event.details))

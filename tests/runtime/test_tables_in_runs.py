@@ -155,27 +155,6 @@ def test_models_json_and_notebooks_get_a_labelled_text(runtime: Any) -> None:
     assert "<td>y</td>" in result.value._repr_html_()
 
 
-def test_the_audit_log_and_the_journal_keep_a_frame(runtime: Any) -> None:
-    host = runtime[0]
-    draft = host.execute_code("f = call_tool('frame')\nset_result(call_tool('rows', found=f))", dry_run=True)
-    assert draft.outcome is Outcome.OK
-    made = host.commit(draft, approve="all")
-    assert made.ok, made
-    run = host.execute_code("set_result(call_tool('frame'))")
-    assert run.ok
-
-
-def test_a_session_and_a_repair_keep_frames(runtime: Any) -> None:
-    host = runtime[0]
-    with host.session() as session:
-        session.execute_code("x = df", inputs={"df": FRAME})
-        assert is_frame(session.execute_code("x").value)
-    failed = host.execute_code("f = call_tool('frame')\n1 / 0")
-    mended = host.execute_code("set_result(call_tool('frame'))", repairs=failed)
-    assert is_frame(mended.value)
-    assert [call.tool for call in mended.repair.reused] == ["frame"]
-
-
 def test_bytes_of_a_frame_count_for_the_limits(runtime: Any) -> None:
     large = runtime[0].execute_code("import numpy\nset_result(numpy.zeros(600_000))")
     assert large.error is not None

@@ -21,7 +21,7 @@ from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.process import contained_backend
 from toolcell.sandbox.process import zygote as zygotes
-from toolcell.sandbox.process.contained_backend import ContainedZygote
+from toolcell.sandbox.process.contained_backend import ContainedSandbox, ContainedZygote
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.supervisor import FileRoom, excess
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
@@ -84,14 +84,12 @@ def test_processors_cannot_be_held_and_that_is_said() -> None:
 
 
 @pytest.mark.contained
-def test_a_timeout_names_the_line_it_was_at() -> None:
+def test_a_timeout_names_the_line_it_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContainedSandbox, "answer_s", WAITED_S)  # a busy machine may take longer than a run waits
     with SyncRuntime(policy=CONTAINER) as runtime:
-        until = time.monotonic() + 120
-        while time.monotonic() < until:  # the answer is not waited for long: on a busy machine it may come too late
-            result = runtime.execute_code("x = 1\nwhile True: pass", limits=Limits(wall_s=0.2))
-            if result.error is not None and result.error.line is not None:
-                break
+        result = runtime.execute_code("x = 1\nwhile True: pass", limits=Limits(wall_s=2.0))
 
+    assert result.outcome is Outcome.TIMEOUT
     assert result.error is not None
     assert result.error.line == 2
 
@@ -134,8 +132,16 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.contained
-@each_row("end", ["closed", "the host is killed", "the zygote is killed"])
-@each_row("stopped", ["zygote", "supervisors and zygote", "everything"])
+@each_row(
+    ("stopped", "end"),
+    [
+        ("zygote", "the host is killed"),
+        ("supervisors and zygote", "the zygote is killed"),
+        ("everything", "closed"),
+        ("everything", "the host is killed"),
+        ("everything", "the zygote is killed"),
+    ],
+)
 def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
     """The attack: another process of the user stops what ends a sandbox."""
     with subprocess.Popen(
@@ -147,7 +153,7 @@ def test_nothing_outlives_a_host_or_a_zygote(stopped: str, end: str) -> None:
         (zygote,) = psutil.Process(host.pid).children()
         supervisors = zygote.children()
         assert len(found) >= 4  # zygote, supervisor, script and its child
-        stops = {"supervisors": supervisors, "zygote": [zygote], "everything": found, "nothing": []}
+        stops = {"zygote": [zygote], "everything": found}
         for process in stops.get(stopped, [*supervisors, zygote]):
             process.suspend()
         if "zygote" in end:

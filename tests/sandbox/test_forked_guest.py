@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from toolcell_bridge.guest import rehearsal
 from toolcell_bridge.guest.runner import new_main
 from toolcell_bridge.guest.script_end import ScriptFinalizer
 from toolcell_bridge.wire.connection import Connection
@@ -86,6 +87,14 @@ def test_a_sandbox_that_no_script_waits_for_rehearses_after_hello_and_leaves_not
     assert rehearsed == "rehearsed "
 
 
+def test_a_rehearsal_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(rehearsal, "SCRIPT", "1 / 0")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        rehearsal.Rehearsal(1 << 20).run()
+
+
 def test_the_end_of_a_script_that_is_rehearsed_ends_no_threads_of_its_process() -> None:
     is_over = threading.Event()
     threading.Thread(target=is_over.wait, daemon=True).start()
@@ -95,3 +104,18 @@ def test_the_end_of_a_script_that_is_rehearsed_ends_no_threads_of_its_process() 
             assert pool.submit(int).result() == 0
     finally:
         is_over.set()
+
+
+def test_a_zygote_imports_neither_dataclasses_nor_inspect() -> None:
+    """They take a seventh of the time of its imports. Scripts have them loaded ahead, or import them."""
+    program = (
+        "import sys, toolcell_bridge.entry.zygote\nprint([n for n in ('dataclasses', 'inspect') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -86,7 +86,8 @@ def test_packages_are_merged_without_set_uid_files(monkeypatch: pytest.MonkeyPat
 
 def test_without_apt_the_error_names_the_other_way_to_get_a_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base"), debian_base.download():
+    said = pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base")
+    with said, debian_base.download(build.SUITE, build.MIRROR):
         pass
 
 

@@ -94,3 +94,16 @@ async def test_a_last_measurement_is_not_waited_for_behind_more_than_is_kept() -
         stream.ask()
         assert len(stream._bridge) <= HELD_BYTES + 2 * len(PIECE)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_connection_whose_node_proves_nothing_is_closed_with_whoever_waits_for_it() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        for each in (ours, theirs):
+            each.setblocking(False)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(NodeStream.over, ours, "the node", b"key")
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        assert ours.fileno() == -1
+        assert theirs.recv(1) == b""

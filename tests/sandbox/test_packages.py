@@ -518,12 +518,12 @@ def test_a_record_names_the_files_that_are_there(site: Path, cache: Path) -> Non
     assert set(rows) == {"tinyapp.py", "tinyapp-1.0.dist-info/METADATA", "tinyapp-1.0.dist-info/RECORD"}
 
 
-@pytest.mark.parametrize(
-    "name", ["../evil.py", "/evil.py", "tiny/../../evil.py", "tiny-1.0.data/purelib/../../evil.py"]
-)
-def test_a_file_of_a_wheel_that_leads_out_is_not_installed(name: str, tmp_path: Path, cache: Path) -> None:
+LEADING_OUT = ("../evil.py", "/evil.py", "tiny/../../evil.py", "tiny-1.0.data/purelib/../../evil.py")
+
+
+def test_a_file_of_a_wheel_that_leads_out_is_not_installed(tmp_path: Path, cache: Path) -> None:
     """pip refuses the wheel, and uv leaves the file out."""
-    wheel = make_wheel(tmp_path, "tiny", "1.0", {name: "evil", "ok.py": ""})
+    wheel = make_wheel(tmp_path, "tiny", "1.0", {**dict.fromkeys(LEADING_OUT, "evil"), "ok.py": ""})
     refusal = ""
     try:
         environment = resolve([str(wheel)], cache_dir=cache)
@@ -568,3 +568,8 @@ def test_no_terminal_no_progress_line(site: Path, cache: Path, capsys: pytest.Ca
     install(site, "tinyapp")
     resolve(["tinyapp"], cache_dir=cache)
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_was_asked_for_is_told_with_its_version_however_it_is_spelled() -> None:
+    environment = PackageEnvironment(Path(), "", {"PyYAML": "6.0", "typing_extensions": "4.1"}, "", "pip")
+    assert environment.versions(["pyyaml>=5", "Typing.Extensions"]) == ("PyYAML 6.0", "typing_extensions 4.1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -62,6 +64,17 @@ async def test_a_closed_stream_says_so_to_whoever_waits(ends: tuple[SocketStream
             stream.close()
 
     assert ended == [b""]
+
+
+def test_a_socket_is_not_watched_where_the_table_of_watches_is_full(
+    ends: tuple[SocketStream, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def add_reader(self, *_: object) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(asyncio, "get_running_loop", Full)
+    assert streams.call_when_readable(ends[1], list) is None
 
 
 async def test_only_a_peer_that_has_answered_is_looked_at_before_sleeping(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -12,7 +14,18 @@ from hypothesis import strategies as st
 
 from toolcell import PoolConfig, Runtime, SandboxUnavailable
 from toolcell.errors import UsageError
-from toolcell.service.admission import LONGEST_RETRY_S, Admission, FairQueue, Share, Ticket, Waiter
+from toolcell.service import admission as admission_module
+from toolcell.service.admission import (
+    LARGE_BURST_S,
+    LARGE_SHARE,
+    LONGEST_RETRY_S,
+    QUIET_S,
+    Admission,
+    FairQueue,
+    Share,
+    Ticket,
+    Waiter,
+)
 from toolcell.service.problems import Problem
 from toolcell.service.sessions import TenantSessions
 from toolcell.sessions import Session
@@ -73,7 +86,7 @@ def test_whatever_comes_and_goes_the_limits_hold_and_no_place_is_lost(
             assert counts == queue.counts(each)
             assert counts[0] <= share.places and counts[1] <= share.waiting
             assert not (counts[1] and queue.running < places and counts[0] < share.places), "a place is kept free"
-        assert 1 <= queue.retry_after_s("a") <= LONGEST_RETRY_S
+        assert 1 <= queue.retry_after_s("a", requests.now) <= LONGEST_RETRY_S
     assert max(requests.told.values(), default=0) <= 1
     for each in requests.all:
         requests.leave(each)
@@ -110,20 +123,145 @@ def test_the_answer_says_when_to_come_again_by_what_is_known() -> None:
     queue = FairQueue(2, 10, share_of(2, 10))
     requests = Requests(queue)
     first = [requests.join("a") for _ in range(2)]
-    assert queue.retry_after_s("a") == 1, "nothing is known yet"
+    assert queue.retry_after_s("a", requests.now) == 1, "nothing is known yet"
     requests.now = 9
     requests.leave(first[0])  # held for 10 s
     for _ in range(5):
         requests.join("a")
 
     assert queue.counts("a") == (2, 4)
-    assert queue.retry_after_s("a") == 30  # 6 before it, 2 at once, 10 s each
-    assert queue.retry_after_s("b") == 30
+    assert queue.retry_after_s("a", requests.now) == 30  # 6 before it, 2 at once, 10 s each
+    assert queue.retry_after_s("b", requests.now) == 30
 
 
 @pytest.fixture
 def one_place() -> Admission:
     return Admission(1, 8, share_of(1, 8))
+
+
+def test_a_tenant_whose_large_data_took_its_allowance_waits_while_others_are_served() -> None:
+    queue = FairQueue(4, 20, share_of(4, 20))
+    requests = Requests(queue)
+    for _ in range(3):  # alone, it does not wait
+        queue.charge("a", LARGE_BURST_S, requests.now)
+        requests.leave(requests.join("a"))
+    assert len(requests.of(Ticket.GONE)) == 3
+
+    polite = requests.join("b")
+    held = [requests.join("a") for _ in range(2)]
+    assert {each.ticket for each in held} == {Ticket.WAITS} and requests.join("b").ticket is Ticket.RUNS
+    assert queue.retry_after_s("a", requests.now) == LONGEST_RETRY_S
+
+    requests.leave(polite)
+    for running in requests.of(Ticket.RUNS, "b"):
+        requests.leave(running)
+    assert {each.ticket for each in held} == {Ticket.WAITS}, "the next request of b is expected"
+    queue.hand_out(requests.now + QUIET_S)
+    assert {each.ticket for each in held} == {Ticket.RUNS}
+
+
+def test_who_had_a_place_while_its_body_was_read_waits_for_a_place_alone() -> None:
+    queue = FairQueue(2, 20, share_of(2, 20))
+    requests = Requests(queue)
+    polite = requests.join("b")
+    queue.charge("a", 2 * LARGE_BURST_S, requests.now)
+    before = requests.join("a")
+    read = [Waiter("a", lambda: None, was_served=True, ignores_debt=True) for _ in range(2)]
+    for each in read:
+        queue.join(each, requests.now)
+
+    assert [each.ticket for each in (before, *read)] == [Ticket.WAITS, Ticket.RUNS, Ticket.WAITS]
+    requests.leave(polite)
+    assert [each.ticket for each in (before, *read)] == [Ticket.WAITS, Ticket.RUNS, Ticket.RUNS]
+
+
+def test_a_request_that_ignores_its_tenants_debt_is_served_after_those_that_came_before_it() -> None:
+    queue = FairQueue(1, 20, share_of(1, 20))
+    requests = Requests(queue)
+    running = requests.join("a")
+    small, *large = [Waiter("a", lambda: None, ignores_debt=is_large) for is_large in (False, True, True)]
+    for each in (small, *large):
+        queue.join(each, requests.now)
+    for each in (small, *large):
+        requests.leave(running)
+        assert each.ticket is Ticket.RUNS
+        running = each
+
+
+def test_a_request_that_ignores_its_tenants_debt_does_not_wait_because_of_it() -> None:
+    queue = FairQueue(3, 20, share_of(3, 20))
+    requests = Requests(queue)
+    requests.join("b")
+    queue.charge("a", 2 * LARGE_BURST_S, requests.now)
+    large = Waiter("a", lambda: None, ignores_debt=True)
+    queue.join(large, requests.now)
+    assert [large.ticket, requests.join("a").ticket] == [Ticket.RUNS, Ticket.WAITS]
+
+
+def test_the_allowance_comes_back_with_time() -> None:
+    queue = FairQueue(4, 20, share_of(4, 20))
+    requests = Requests(queue)
+    requests.join("b")
+    queue.charge("a", LARGE_BURST_S, requests.now)
+    assert requests.join("a").ticket is Ticket.RUNS, "it has taken its allowance, and no more"
+    queue.charge("a", 0.1, requests.now)
+    held = requests.join("a")
+    queue.hand_out(requests.now + 0.09 / LARGE_SHARE)
+    assert held.ticket is Ticket.WAITS
+    queue.hand_out(requests.now + 0.11 / LARGE_SHARE)
+    assert held.ticket is Ticket.RUNS
+
+
+@pytest.mark.parametrize("step_s", [0.5, 40.0], ids=["often", "seldom"])
+def test_who_has_overspent_is_not_held_up_by_others_who_have(step_s: float) -> None:
+    queue = FairQueue(1, 20, share_of(1, 20))
+    requests = Requests(queue)
+    for tenant in TENANTS:
+        queue.charge(tenant, 1_000, 0.0)
+    served = Counter[str]()
+    for turn in range(30):
+        requests.now += step_s
+        requests.join(TENANTS[turn % 3])
+        for running in requests.of(Ticket.RUNS):
+            served[running.tenant] += 1
+            requests.leave(running)
+    assert served == dict.fromkeys(TENANTS, 10)
+
+
+def test_who_only_comes_and_goes_is_not_served() -> None:
+    queue = FairQueue(1, 0, share_of(1, 0))
+    requests = Requests(queue)
+    queue.charge("a", LARGE_BURST_S + 1, 0.0)
+    running = requests.join("a")
+    assert requests.join("b").ticket is Ticket.REFUSED
+    requests.leave(running)
+    assert requests.join("a").ticket is Ticket.RUNS
+
+
+def test_who_owes_nothing_any_more_is_forgotten() -> None:
+    queue = FairQueue(1, 0, share_of(1, 0))
+    requests = Requests(queue)
+    for number in range(100):
+        requests.now += 1 + QUIET_S
+        queue.charge(f"t{number}", 0.01, requests.now)
+        requests.leave(requests.join(f"t{number}"))
+    assert len(queue.large) + len(queue._seen) <= 4
+
+
+@pytest.mark.anyio
+async def test_one_look_is_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_module, "LOOK_S", 0.01)
+    admission, looks = Admission(50, 100, share_of(2, 10)), list[float]()
+    hand_out = admission.queue.hand_out
+    monkeypatch.setattr(admission.queue, "hand_out", lambda now: (looks.append(now), hand_out(now)))
+    async with admission.slot("polite"), anyio.create_task_group() as tasks:
+        for number in range(40):
+            admission.queue.charge(f"t{number}", 1_000, time.monotonic())
+            tasks.start_soon(hold, admission, f"t{number}", anyio.Event(), anyio.Event())
+        await until(lambda: len(looks) > 8)
+        assert all(later - one > 0.009 for one, later in pairwise(looks))
+        assert admission.queue.waiting == 40
+        tasks.cancel_scope.cancel()
 
 
 async def hold(admission: Admission, tenant: str, held: anyio.Event, let_go: anyio.Event) -> None:
@@ -155,12 +293,12 @@ async def test_who_waits_gets_the_place_when_it_is_given_back(one_place: Admissi
 
 
 @pytest.mark.anyio
-async def test_a_deadline_and_a_full_queue_are_answered_with_503(one_place: Admission) -> None:
-    full = Admission(1, 0, share_of(1, 8))
-    for admission, says in ((one_place, "before the deadline"), (full, "the queue is full")):
+async def test_a_deadline_and_a_full_queue_are_answered_with_503() -> None:
+    slow, full = (Admission(1, size, lambda tenant: Share(1, 8, queue_s=0.01)) for size in (1, 0))
+    for admission, says in ((slow, "before the deadline"), (full, "the queue is full")):
         async with admission.slot("a"):
             with pytest.raises(Problem) as caught:
-                async with admission.slot("b", anyio.current_time() + 0.01):
+                async with admission.slot("b"):
                     pass
         assert caught.value.status == 503 and says in caught.value.detail
         assert int(caught.value.headers["Retry-After"]) >= 1

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +283,7 @@ class _Threads(BaseModel):
 @pytest.mark.slow
 def test_a_large_body_is_read_in_a_thread_and_has_only_so_many_elements() -> None:
     def read(body: bytes) -> _Threads:
-        return anyio.run(parsed_body, _Threads, body)
+        return anyio.run(parsed_body, _Threads, body, nullcontext())
 
     here = threading.get_ident()
     assert read(b'{"text": "a"}').text == f"{here} 1"

@@ -15,17 +15,15 @@ import pytest
 
 from toolcell import Limits, Outcome, RunContext, Runtime, SandboxUnavailable, Suspension, ToolRegistry, UsageError
 from toolcell.calls.context import ToolContext
-from toolcell.control import Approve, Deny, Edit
 from toolcell.errors import Misconfigured, SessionError, UnknownId
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import CommitResult
+from toolcell.results import CommitResult, ExecutionResult
 from toolcell.run.streaming import CallUpdated
 from toolcell.service import Client, SyncClient, TenantConfig
 from toolcell.service.client import ClientSession
 from toolcell.service.socket.wire_arguments import KEPT_OFFERS
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
-from toolcell.tools import approval_hook
+from toolcell.tools import Approve, Deny, Edit, approval_hook
 
 from .client_serving import serving, until
 
@@ -210,7 +208,7 @@ async def test_an_unknown_draft_or_nothing_to_revert_is_the_error_that_a_runtime
 
 
 async def test_context_secrets_and_custom_data_stay_here_and_the_tools_see_them(url: str) -> None:
-    from toolcell.tools import Secrets
+    from toolcell import Secrets
 
     shop = Shop()
     context = RunContext(user_id="u1", custom={"k": 1}, secrets=Secrets({"key": "hunter22"}))

@@ -19,6 +19,7 @@ from toolcell.errors import ServiceError, SessionError, ToolAbort
 from toolcell.service import Client
 from toolcell.service.principal import Scope
 from toolcell.service.socket import callers, link
+from toolcell.service.socket.connection import Received
 from toolcell.service.socket.link import socket_url
 from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Notification, Request, Response
 from toolcell.service.socket.remote_tools import Channel, ServedRequest
@@ -554,7 +555,8 @@ async def test_why_a_callers_tool_ends_its_run_is_cut() -> None:
         async def call(self, method: str, params: dict[str, Any]) -> Any:
             return {"abort": "x" * 1_000_000}
 
-    request = ServedRequest(Talkative(), Request(1, "execute_code", {}), None, 0)  # type: ignore[arg-type]
+    ask = Request(1, "execute_code", {})
+    request = ServedRequest(Talkative(), ask, None, Received(ask, 0, was_free=False))  # type: ignore[arg-type]
     with pytest.raises(ToolAbort) as ended:
         await request.call("call", "t", {}, None)
 

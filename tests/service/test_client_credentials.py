@@ -9,10 +9,11 @@ import httpx
 import pytest
 import websockets
 
-from toolcell.errors import ToolcellError
+from toolcell.errors import ToolcellError, UsageError
 from toolcell.service import Client
 from toolcell.service.config import TenantConfig
 from toolcell.service.principal import Scope
+from toolcell.service.socket.failures import failed
 from toolcell.service.tokens import TokenDatabase
 
 from .client_serving import serving
@@ -45,6 +46,17 @@ async def test_a_token_that_is_revoked_ends_its_client_at_the_next_request(tmp_p
         assert (await neighbour.execute_code("3")).value == 3
 
 
+async def test_a_client_sends_nothing_through_a_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (url, _):
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "")
+        async with Client(url, connect_s=5) as client:
+            assert (await client.execute_code("1")).value == 1
+
+
 async def test_sessions_of_all_clients_and_of_http_count_together(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, defaults=TenantConfig(sessions=2)) as (url, _),
@@ -70,6 +82,8 @@ async def test_sessions_of_all_clients_and_of_http_count_together(tmp_path: Path
 
 
 async def test_no_message_names_a_folder_of_the_service(tmp_path: Path) -> None:
+    twice = failed(UsageError(f"{tmp_path}/a is not {tmp_path}/b"), [tmp_path])
+    assert twice["message"] == ".../a is not .../b"
     async with serving(tmp_path / "state") as (url, _), Client(url) as client:
         for work in (
             lambda: client.resume("unknown", {}),

@@ -144,6 +144,23 @@ def test_an_error_after_the_first_byte_is_the_last_event(client: TestClient) -> 
     assert "no-such-run" in event[2]["detail"]
 
 
+def test_a_script_of_a_session_is_known_by_its_ids_on_every_route(client: TestClient) -> None:
+    client.post("/v1/sessions", json={"name": "ids"})
+    waits = client.post("/v1/sessions/ids/execute", json={"code": "call_tool('pay', amount=3)"}).json()
+    one = f"/v1/suspended/{waits['suspension']['run_id']}"
+    assert client.get(one).json()["run_id"] == waits["suspension"]["run_id"]
+    (call,) = waits["suspension"]["calls"]
+    done = client.post(f"{one}/decide", json={"decisions": {call["id"]: {"decision": "approve"}}}).json()
+    assert done["journal_id"].startswith("ids."), done
+    assert client.get(f"/v1/runs/{done['run_id']}").json()["outcome"] == "ok"
+
+    again = client.post(
+        "/v1/execute", json={"code": "call_tool('pay', amount=3)", "repairs": done["journal_id"]}
+    ).json()
+    assert again["value"] == done["value"] == "paid 3" and again["repair"]["repaired"] == done["journal_id"], again
+    assert client.post(f"/v1/runs/{done['journal_id']}/revert", json={}).json()["ok"]
+
+
 def events_of(text: str) -> list[tuple[str, str, Any]]:
     """Return id, name and data of each event."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]

@@ -8,9 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from rows import each_row
-from toolcell.audit.databases import read_log_id
-from toolcell.audit.store import BadInput
-from toolcell.errors import ServiceUnavailable, UsageError
+from toolcell.audit.databases import database_of
+from toolcell.errors import BadInput, ServiceUnavailable, UsageError
 from toolcell.service import Client, ServiceConfig, SyncClient, TenantConfig
 from toolcell.service.service import Service
 from toolcell.support.asgi import listening
@@ -86,7 +85,7 @@ def test_a_port_that_is_taken_is_named_with_a_way_out() -> None:
 
 def test_the_folder_of_a_service_names_the_record_of_a_tenant(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=rf"there is no record {tmp_path}; it is a folder$"):
-        read_log_id(tmp_path)
+        database_of(tmp_path).id()
     (tmp_path / "acme.db").touch()
     with pytest.raises(BadInput, match=rf"a service keeps one for each tenant: take {tmp_path}/acme.db$"):
-        read_log_id(tmp_path)
+        database_of(tmp_path).id()

@@ -21,6 +21,7 @@ from record_places import drop, record_url, rows
 from service.clock import Clock
 from toolcell.audit import AuditLog, RecordConfig
 from toolcell.audit import store as audit_store
+from toolcell.journal import request_keys
 from toolcell.journal.database import JournalDatabase
 from toolcell.journal.request_keys import Entry, RequestKeys
 from toolcell.service.idempotency import digest_of
@@ -52,12 +53,10 @@ def clock() -> Clock:
 
 
 @contextmanager
-def opened(
-    place: Place, config: RecordConfig = CONFIG, kind: type[JournalDatabase] = JournalDatabase, **options: Any
-) -> Iterator[RequestKeys]:
+def opened(place: Place, config: RecordConfig = CONFIG, **options: Any) -> Iterator[RequestKeys]:
     """The keys of one process of a service."""
-    with AuditLog(place, config=config) as log, closing(kind(log)) as database:
-        yield RequestKeys(database, "ann", **options)
+    with AuditLog(place, config=config) as log, closing(RequestKeys(log, "ann", **options)) as keys:
+        yield keys
 
 
 @pytest.fixture
@@ -139,8 +138,11 @@ def test_an_old_key_whose_process_died_is_removed_and_one_under_way_is_not(place
 
 
 def test_tenants_that_have_one_record_have_keys_of_their_own(place: Place) -> None:
-    with AuditLog(place, config=CONFIG) as log, closing(JournalDatabase(log)) as database:
-        ann, bob = (RequestKeys(database, name, rows=1) for name in ("ann", "bob"))
+    with (
+        AuditLog(place, config=CONFIG) as log,
+        closing(RequestKeys(log, "ann", rows=1)) as ann,
+        closing(RequestKeys(log, "bob", rows=1)) as bob,
+    ):
         for keys, run in ((ann, "run-1"), (bob, "run-2")):
             assert keys.begin("k", ONE, run) == Entry("begun", run)
             done(keys, "k", run.encode())
@@ -156,7 +158,7 @@ def test_a_record_that_keeps_nothing_keeps_which_keys_were_used(place: Place) ->
             assert keys.begin(f"k{number}", ONE, "run-2") == Entry("answered", "run-1", 200, "text/plain")
 
 
-def test_an_answer_is_written_at_once_and_never_in_part(place: Place) -> None:
+def test_an_answer_is_written_at_once_and_never_in_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked between its status and its bytes would be told that it is not kept."""
     with opened(place) as other:
         found = list[Entry]()
@@ -167,14 +169,17 @@ def test_an_answer_is_written_at_once_and_never_in_part(place: Place) -> None:
                 found.append(other.begin("k", ONE, "run-2"))
                 super().check_room(size)
 
-        with opened(place, kind=Looking) as keys:
+        monkeypatch.setattr(request_keys, "JournalDatabase", Looking)
+        with opened(place) as keys:
             keys.begin("k", ONE, "run-1")
             done(keys, "k", b"x")
             assert found == [Entry("running", "run-1")]
             assert other.begin("k", ONE, "run-2") == Entry("answered", "run-1", 200, "text/plain", b"x")
 
 
-def test_keys_are_counted_rarely_and_nobody_waits_for_that(place: Place, clock: Clock) -> None:
+def test_keys_are_counted_rarely_and_nobody_waits_for_that(
+    place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There may be very many."""
     looks = list[int]()
 
@@ -188,7 +193,8 @@ def test_keys_are_counted_rarely_and_nobody_waits_for_that(place: Place, clock: 
                     assert keys.begin(f"meanwhile-{len(looks)}", ONE, "run-2").state == "begun"
                 yield db
 
-    with opened(place, kind=Looked, clock=clock, rows=250) as keys:
+    monkeypatch.setattr(request_keys, "JournalDatabase", Looked)
+    with opened(place, clock=clock, rows=250) as keys:
         for number in range(120):
             assert keys.begin(f"k{number}", ONE, "run-1").state == "begun"
             done(keys, f"k{number}")
@@ -252,9 +258,8 @@ def test_the_oldest_answers_go_first_and_their_keys_stay(keys: RequestKeys, cloc
 OTHER_PROCESS = """
 import sys
 from toolcell.audit import AuditLog
-from toolcell.journal.database import JournalDatabase
 from toolcell.journal.request_keys import RequestKeys
-keys = RequestKeys(JournalDatabase(AuditLog(sys.argv[1]).open()), "ann")
+keys = RequestKeys(AuditLog(sys.argv[1]).open(), "ann")
 print(keys.begin("k", bytes.fromhex(sys.argv[2]), "run-1").state, flush=True)
 sys.stdin.read()
 """
@@ -308,8 +313,7 @@ def test_a_key_that_could_not_be_noted_is_not_noted_later(tmp_path: Path, monkey
 
 
 def test_keys_take_no_room_of_runs_and_their_answers_are_named_where_there_is_none(tmp_path: Path) -> None:
-    with AuditLog(tmp_path / "runs.db", config=CONFIG) as log, closing(JournalDatabase(log)) as database:
-        keys = RequestKeys(database, "ann")
+    with AuditLog(tmp_path / "runs.db", config=CONFIG) as log, closing(RequestKeys(log, "ann")) as keys:
         for number in range(100):
             keys.begin(f"k{number}", ONE, "run-1")
             done(keys, f"k{number}")

@@ -68,8 +68,7 @@ def test_only_the_beginning_of_a_document_is_written() -> None:
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-@each_row("more", [{}, {"dry_run": True}])
-@each_row("accept", ["application/json", "text/event-stream"])
+@each_row(("accept", "more"), [("application/json", {"dry_run": True}), ("text/event-stream", {})])
 async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], accept: str
 ) -> None:

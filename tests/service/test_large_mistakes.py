@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -14,16 +14,17 @@ import pytest
 from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import Limits, Runtime, ToolRegistry
+from toolcell.config import MAX_PLAN_STEPS
 from toolcell.errors import UsageError
-from toolcell.run import guest_files
+from toolcell.run import RunOptions
 from toolcell.service.bodies import MAX_ERRORS, parsed_body
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import DecideRequest, ExecuteRequest, PlanRequest
-from toolcell.tools import MAX_STEPS
 
 MANY = 60_000
 SILENT_S = 0.03
-"""A thread has the interpreter for 5 ms, and a step of reading or freeing takes about as long."""
+"""A thread has the interpreter for 5 ms, and a step of reading or freeing takes about as long. The parser is no Python whose
+calls can be counted, so the least of some measurements counts: other work only adds to it."""
 
 
 def members(count: int) -> dict[str, int]:
@@ -48,7 +49,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def parsed(model: Any, body: bytes) -> Any:
-    return anyio.run(parsed_body, model, body)
+    return anyio.run(parsed_body, model, body, nullcontext())
 
 
 def cpu_s(work: Callable[[], Any]) -> float:
@@ -69,8 +70,8 @@ def test_a_body_with_many_mistakes_costs_a_few_times_what_a_right_one_of_its_siz
             parsed(model, body)
         refused.append(problem.value)
 
-    took = min(cpu_s(refuse) for _ in range(3))
-    assert took < 6 * min(cpu_s(lambda: parsed(ExecuteRequest, right)) for _ in range(3)) + 0.01
+    bound = 6 * min(cpu_s(lambda: parsed(ExecuteRequest, right)) for _ in range(2)) + 0.01
+    assert any(cpu_s(refuse) < bound for _ in range(3))
     assert refused[0].status == 422 and len(refused[0].extra.get("errors", ())) <= MAX_ERRORS
 
 
@@ -90,9 +91,9 @@ def test_the_event_loop_turns_while_a_large_body_is_read(kind: str) -> None:
 
     async def read() -> None:
         with suppress(Problem):
-            await parsed_body(model, body)
+            await parsed_body(model, body, nullcontext())
 
-    assert min(anyio.run(watched, read()).silent_s for _ in range(3)) < SILENT_S
+    assert any(anyio.run(watched, read()).silent_s < SILENT_S for _ in range(3))
 
 
 DEEP = "x/" * 2_000_000 + "x"
@@ -107,7 +108,7 @@ FILES: dict[str, list[tuple[str, bytes]]] = {
 def test_names_of_input_files_are_checked_in_linear_time(kind: str) -> None:
     def check() -> None:
         with suppress(UsageError):
-            guest_files(FILES[kind], Limits())
+            RunOptions(files=FILES[kind]).guest_files(Limits())
 
     assert min(cpu_s(check) for _ in range(3)) < 0.2
 
@@ -127,5 +128,5 @@ def test_a_plan_of_too_many_steps_is_refused_before_they_are_looked_at() -> None
                 await runtime.execute_plan(given)
         return str(problem.value)
 
-    assert f"{MAX_STEPS} steps, got {MANY}" in anyio.run(refused, steps)
-    assert f"{MAX_STEPS} steps, got more than {MAX_STEPS}" in anyio.run(refused, iter(steps))
+    assert f"{MAX_PLAN_STEPS} steps, got {MANY}" in anyio.run(refused, steps)
+    assert f"{MAX_PLAN_STEPS} steps, got more than {MAX_PLAN_STEPS}" in anyio.run(refused, iter(steps))

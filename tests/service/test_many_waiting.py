@@ -14,10 +14,10 @@ from rows import each_row
 from service.client_serving import serving
 from service_host import registry
 from toolcell import Runtime
-from toolcell.control import Approve
 from toolcell.journal.database import JournalDatabase
 from toolcell.journal.store import JournalStore
 from toolcell.service import Client
+from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
 
@@ -27,13 +27,13 @@ PLAN = {"steps": [{"tool": "pay", "args": {"amount": 1}}]}
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which journals were read, by the name of each, in order."""
-    found, load = list[str](), JournalStore._loaded
+    found, load = list[str](), JournalStore.read
 
     def loaded(self: JournalStore, ident: str) -> Any:
         found.append(threading.current_thread().name)
         return load(self, ident)
 
-    monkeypatch.setattr(JournalStore, "_loaded", loaded)
+    monkeypatch.setattr(JournalStore, "read", loaded)
     return found
 
 

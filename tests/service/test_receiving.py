@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from hypothesis import given
@@ -19,7 +20,9 @@ from toolcell.service import Client, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.receiving import FLOOR_BYTES, Receiving
 from toolcell.service.socket.connection import PART_BYTES, Connection
+from toolcell.service.socket.messages import MESSAGES, Notification
 from toolcell.service.tokens import TokenDatabase
+from toolcell.support import daemon_threads
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
 HEAD = "POST /v1/execute HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n"
@@ -71,6 +74,20 @@ async def test_unfinished_messages_of_a_client_are_bounded_together() -> None:
             await reading
         assert 2 * MIB < receiving.held_bytes <= 3 * MIB
     assert receiving.held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_of_large_messages_that_come_together_those_after_the_debt_are_not_free() -> None:
+    debt_s, body = list[float](), MESSAGES.encode_body(Notification("log", {"data": bytes(2 * PART_BYTES)}))
+    frames = [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
+    daemon_threads.account.set(daemon_threads.Account(debt_s.append, anyio.Lock()))
+    async with contextlib.AsyncExitStack() as stack:
+        connections = [
+            await stack.enter_async_context(Connection(Line(*frames), MIB, is_free=lambda: not debt_s))
+            for _ in range(3)
+        ]
+        received = await asyncio.gather(*(each.receive() for each in connections))
+    assert sorted(each.was_free for each in received) == [False, False, True]
 
 
 @pytest.mark.isolation

@@ -17,7 +17,7 @@ from rows import each_row
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.service.socket.connection import PART_BYTES, QUEUE_BYTES, Connection
 from toolcell.service.socket.messages import MESSAGES, Message, Notification, Request, Response
-from toolcell.service.socket.values import READERS, plain_record
+from toolcell.service.socket.values import plain_record, read_as
 from toolcell.support.asgi import listening
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from wire.table_examples import TABLES
@@ -65,7 +65,7 @@ def received(*frames: Any, count: int = 1) -> list[Message]:
 
     async def main() -> list[Message]:
         async with Connection(Line(*frames), MESSAGE_BYTES) as connection:
-            return [(await connection.receive())[0] for _ in range(count)]
+            return [(await connection.receive()).message for _ in range(count)]
 
     return asyncio.run(main())
 
@@ -193,7 +193,7 @@ def test_every_message_is_read_as_it_was_written() -> None:
 def test_a_result_may_have_tables() -> None:
     values = plain_record(ExecutionResult("r1", Outcome.OK, {"value": list(TABLES)}))
     found = MESSAGES.decode(MESSAGES.encode_body(Response(1, None, values)))
-    assert isinstance(found, Response) and READERS["result"](found.result).value == {"value": list(TABLES)}
+    assert isinstance(found, Response) and read_as(ExecutionResult, found.result).value == {"value": list(TABLES)}
 
 
 def test_a_value_as_deep_as_the_bridge_allows_fits_into_a_result() -> None:

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from toolcell import ToolRegistry
-from toolcell.control import Approve, Edit
 from toolcell.results import Array, Table
 from toolcell.service import Client, TenantConfig
 from toolcell.service.answering import Answers
 from toolcell.support.exact_json import from_exact
+from toolcell.tools import Approve, Edit
 from toolcell_bridge.guest.values import to_plain
 
 from .client_serving import serving

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import anyio
 import psutil
 import pytest
 
-from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
+from toolcell import Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.sandbox.process import process_watch
 from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
@@ -119,6 +121,17 @@ async def test_a_session_is_paused_after_a_while_without_a_script_and_put_down_a
                     await anyio.sleep(0.01)
             assert not session.is_paused and not await session.pause()
             assert (await session.execute_code("x")).value == 1
+
+
+@pytest.mark.isolation
+async def test_nothing_of_a_sandbox_is_held_when_its_session_is_put_down(anyio_backend: str) -> None:
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        assert (await session.execute_code("x = 41")).ok
+        meter = weakref.ref(session._state._meter)
+        await session._state.put_down()
+        gc.collect()
+        assert meter() is None
+        assert (await session.execute_code("x + 1")).value == 42
 
 
 @pytest.mark.isolation
@@ -226,3 +239,19 @@ def test_files_that_stay_open_are_read_as_they_are_now_and_closed_with_their_cgr
         cgroup.keep_open(False)
         cgroup.keep_open(False)
     assert len(os.listdir("/proc/self/fd")) == before and KeptFiles.in_use == others
+
+
+def test_a_session_does_not_idle_while_its_second_script_runs() -> None:
+    registry, seen = ToolRegistry(), list[float | None]()
+
+    @registry.tool
+    def look() -> None:
+        """Look whether the session idles."""
+        seen.append(session.session.idle_since)
+
+    with SyncRuntime(registry) as runtime, runtime.session() as session:
+        for _ in range(2):
+            assert session.execute_code("call_tool('look')").ok
+        assert session.session.idle_since is not None
+
+    assert seen == [None, None]

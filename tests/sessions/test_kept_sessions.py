@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import signal
+import math
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import journals
+from lives import printed_by_lives
 from rows import each_row
 from toolcell import (
+    AuditLog,
     ExecutionResult,
     Limits,
     Outcome,
     Policy,
     PoolConfig,
+    RecordConfig,
     ResumeError,
+    Runtime,
     SessionError,
     SyncRuntime,
     ToolRegistry,
     UsageError,
 )
-from toolcell.control import Approve, Deny
+from toolcell.config import KIB
 from toolcell.journal import identity
+from toolcell.journal.database import RUN, OpenJournal
 from toolcell.journal.identity import canonical
+from toolcell.sessions import state
 from toolcell.sessions.blocking import SyncSession
+from toolcell.sessions.journal import SessionJournal
+from toolcell.support.packing import pack
+from toolcell.tools import Approve, Deny
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -151,6 +159,9 @@ def test_while_a_script_waits_no_other_runs_until_it_is_given_up(runtime: SyncRu
         assert session.waiting == "" and session.execute_code("'paid' in globals()").value is False
         with pytest.raises(ResumeError, match=r"no run|used already"):
             session.resume(result.suspension, {"call_1": Approve()})
+
+        denied = session.resume(suspended(session).suspension, {"call_1": Deny("not today")})
+        assert denied.error is not None and "not today" in denied.error.message
         assert not ledger.made
 
 
@@ -231,9 +242,95 @@ def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime
     with on_disk.session("lives", tools=ledger.registry) as session:
         token = session.execute_code("call_tool('pay', to='x')", on_approval="suspend").suspension
     assert token is not None
-    with on_disk.session("lives", tools=ledger.registry) as session, pytest.raises(ResumeError, match="begun again"):
-        session.resume(token, {"call_1": Approve()})
+    with on_disk.session("lives", tools=ledger.registry) as session:
+        with pytest.raises(ResumeError, match="begun again"):
+            session.resume(token, {"call_1": Approve()})
+        assert kept(on_disk, "lives") == 0  # and nothing of it is left
     assert not ledger.made
+    with on_disk.session("lives", tools=ledger.registry) as session:
+        session.execute_code("call_tool('pay', to='x')", on_approval="suspend")
+    assert kept(on_disk, "lives") > 0
+    on_disk.forget_session("lives")
+    assert kept(on_disk, "lives") == 0
+
+
+def kept(runtime: SyncRuntime, session: str) -> int:
+    """Return how many rows are kept of a session's scripts."""
+    database = runtime.runtime.journals.database
+    database.settle()
+    query = "SELECT count(*) FROM kept WHERE kind = 'run' AND name LIKE ?"
+    ((found,),) = journals.rows(database.file, query, f"{session}.%")
+    return int(found)
+
+
+def test_what_a_session_needs_no_more_of_its_scripts_is_removed(
+    on_disk: SyncRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise SessionError("it is not kept by value")
+
+    write = OpenJournal.write
+
+    def fail(file: OpenJournal, *fields: Any, **how: bool) -> None:
+        if fields[0] == "unrepeatable":
+            raise OSError("it cannot be written")
+        write(file, *fields, **how)
+
+    with on_disk.session("rows") as session:
+        session.execute_code("x = 1")
+        one = kept(on_disk, "rows")
+        session.execute_code("x = 2")
+        assert kept(on_disk, "rows") == 2 * one > 0
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "REPEATED_BYTES", 0)  # its scripts cannot be run again
+            patch.setattr(state, "keeping_script", refuse)
+            session.execute_code("x = 3")
+            assert kept(on_disk, "rows") == 0
+        session.reset()
+
+        session.execute_code("x = 1")
+        left = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nwhile True: pass"
+        session.execute_code(left, limits=Limits(cpu_s=0.3))  # the next script begins with the state by value
+        assert kept(on_disk, "rows") == 0
+        session.execute_code("x += 1")
+        assert kept(on_disk, "rows") == one
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "REPEATED_BYTES", 0)
+            patch.setattr(state, "keeping_script", refuse)
+            patch.setattr(OpenJournal, "write", fail)
+            session.execute_code("x += 1")
+        assert kept(on_disk, "rows") == one  # the record says nothing of why they are not needed
+    with on_disk.session("rows", restore=True) as session, pytest.raises(SessionError, match="script 4 cannot be run"):
+        session.execute_code("x")
+
+
+def test_a_script_whose_end_was_not_noted_does_not_wait_in_another_process(on_disk: SyncRuntime) -> None:
+    def lost_end() -> str:
+        """Run a script of the session anew, and lose the record of its end, as a kill of the host does."""
+        with on_disk.session("late") as session:
+            session.execute_code("x = 1")
+        on_disk.runtime.journals.database.settle()
+        (run,) = [name for name in journals.names(folder) if name.startswith("late.")]
+        last = "(SELECT max(n) FROM kept WHERE kind = 'run' AND name = ?)"
+        journals.rows(folder, f"DELETE FROM kept WHERE kind = 'run' AND name = ? AND n = {last}", run, run)
+        return run
+
+    database = on_disk.runtime.journals.database
+    folder = database.file
+    run = lost_end()
+    with closing(OpenJournal(database, RUN, run)), pytest.raises(SessionError, match=f"{run} is under way"):
+        on_disk.session("late", restore=True).__enter__()
+    with on_disk.session("late", restore=True) as session:
+        assert on_disk.interrupted_runs() == []
+        assert session.execute_code("x").value == 1
+
+    lost_end()
+    why = (
+        "INSERT INTO kept SELECT kind, name, max(n) + 1, max(at), ? FROM kept WHERE kind = 'session' AND name = 'late'"
+    )
+    journals.rows(folder, why, pack(["unrepeatable", "it cannot be"]))
+    with on_disk.session("late", restore=True):
+        assert kept(on_disk, "late") == 0 and on_disk.interrupted_runs() == []
 
 
 def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not_stay(on_disk: SyncRuntime) -> None:
@@ -244,12 +341,49 @@ def test_the_journal_of_a_session_is_private_and_that_of_a_nameless_one_does_not
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.parent.glob(f"{folder.name}*")} == {0o600}
     assert "named" in journals.names(folder, "session")
     assert nameless.session.id not in journals.names(folder, "session")
+    on_disk.forget_session("named")
+    on_disk.runtime.journals.database.settle()
+    ours = ("named.", f"{nameless.session.id}.")
+    assert not [name for name in journals.names(folder) if name.startswith(ours)]
 
 
-def test_a_damaged_journal_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime) -> None:
+def test_what_a_script_of_a_session_was_answered_is_kept_once_and_as_long_as_it_is_needed(
+    on_disk: SyncRuntime, ledger: Ledger
+) -> None:
+    def kept() -> int:
+        on_disk.runtime.journals.database.settle()
+        return sum(
+            b"a very long line" in body for (body,) in journals.rows(folder, "SELECT body FROM kept WHERE kind = 'run'")
+        )
+
+    def say() -> str:
+        """Return one very long line of text."""
+        return "a very long line"
+
+    folder = on_disk.runtime.journals.database.file
+    with on_disk.session("s") as session:
+        session.execute_code("said = call_tool('say')", tools=[say])
+        assert kept() == 1
+        with session.fork("copy") as copy:
+            assert kept() == 2
+            copy.reset()
+            assert kept() == 1
+    assert on_disk.interrupted_runs() == []
+    with on_disk.session("s", restore=True) as session, session.fork("other") as copy:
+        assert copy.execute_code("said").value == session.execute_code("said").value == "a very long line"
+        session.execute_code("while True: pass", limits=Limits(cpu_s=0.3))
+        assert kept() == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"), [("run", b"\xaamarked = 1", b"\xabmarked = 1"), ("session", b"\xa2ok", b"\xa3ok")]
+)
+def test_a_damaged_journal_is_named_and_no_state_comes_from_it(
+    on_disk: SyncRuntime, kind: str, old: bytes, new: bytes
+) -> None:
     with on_disk.session("damaged") as session:
         session.execute_code("marked = 1")
-    journals.replace(on_disk.runtime.journals.database.file, "session", b"\xaamarked = 1", b"\xabmarked = 1")
+    journals.replace(on_disk.runtime.journals.database.file, kind, old, new)
 
     with pytest.raises(SessionError, match="damaged"):
         on_disk.session("damaged", restore=True).__enter__()
@@ -310,8 +444,8 @@ def test_restoring_what_nobody_kept_is_refused_and_leaves_nothing(on_disk: SyncR
 def test_the_state_after_an_interrupted_script_is_there_in_another_process(on_disk: SyncRuntime) -> None:
     with on_disk.session("cut") as session:
         session.execute_code("x = 1")
-        cut = session.execute_code("while True: x += 1", limits=Limits(wall_s=0.3))
-        assert cut.outcome is Outcome.TIMEOUT
+        cut = session.execute_code("while True: x += 1", limits=Limits(cpu_s=0.3))
+        assert cut.outcome is Outcome.CPU_LIMIT
         kept = cut.session is not None and not cut.session.lost
     with another(on_disk) as other, other.session("cut", restore=True) as session:
         if not kept:  # the script did not end in time, so the state is that before it
@@ -350,74 +484,56 @@ def test_a_draft_of_a_session_is_committed_in_another_process(on_disk: SyncRunti
 
 
 HOST = """
-import os, signal, sys
-from pathlib import Path
-from toolcell import SyncRuntime, PoolConfig, ToolRegistry
-from toolcell.control import AlreadyMade, Approve
-
-folder, moment = Path(sys.argv[1]), sys.argv[2]
-ledger = folder / 'ledger'
-registry = ToolRegistry()
-
-def note(text):
-    if moment == f'before {text}': os.kill(os.getpid(), signal.SIGKILL)
-    with ledger.open('a') as file: file.write(text + chr(10))
-    if moment == f'after {text}': os.kill(os.getpid(), signal.SIGKILL)
-
-@registry.tool
-def write(text: str) -> str:
-    '''Write a text into the ledger.'''
-    note(text)
-    return text
-
-@registry.tool(requires_approval=True)
-def pay(text: str) -> str:
-    '''Write a payment into the ledger.'''
-    note(text)
-    return text
-
 SCRIPTS = [
     "import random; x = random.random(); seen = [call_tool('write', text='a')]",
     "seen += [call_tool('write', text='b'), call_tool('pay', text='c')]; y = random.random()",
     "seen += [call_tool('write', text='d')]",
 ]
 
-def decide(call):
-    if call.reason == 'needs approval': return Approve()
-    (text,) = call.args.values()
-    return AlreadyMade(text) if text in ledger.read_text().split() else Approve()
+def live(folder, moment):
+    ledger = folder / 'ledger'
+    registry, note = ToolRegistry(), noting(ledger, moment)
 
-with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
-    with runtime.session('s', restore='if_kept') as session:
-        while True:
-            waiting = session.waiting
-            if waiting:
-                calls = getattr(waiting, 'calls', ())
-                session.resume(waiting, {call.id: decide(call) for call in calls})
-                continue
-            position = session.session._state.position
-            if position == len(SCRIPTS): break
-            session.execute_code(SCRIPTS[position], on_approval='suspend')
-        print(session.execute_code('[x != y, seen]').value)
+    @registry.tool
+    def write(text: str) -> str:
+        '''Write a text into the ledger.'''
+        note(text)
+        return text
+
+    @registry.tool(requires_approval=True)
+    def pay(text: str) -> str:
+        '''Write a payment into the ledger.'''
+        note(text)
+        return text
+
+    def decide(call):
+        if call.reason == 'needs approval': return Approve()
+        (text,) = call.args.values()
+        return AlreadyMade(text) if text in ledger.read_text().split() else Approve()
+
+    with SyncRuntime(registry, record=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
+        with runtime.session('s', restore='if_kept') as session:
+            while True:
+                waiting = session.waiting
+                if waiting:
+                    calls = getattr(waiting, 'calls', ())
+                    session.resume(waiting, {call.id: decide(call) for call in calls})
+                    continue
+                position = session.session._state.position
+                if position == len(SCRIPTS): break
+                session.execute_code(SCRIPTS[position], on_approval='suspend')
+            print(session.execute_code('[x != y, seen]').value, runtime.interrupted_runs())
+    return 0
 """
 
 
 @pytest.mark.slow
 @each_row("moment", ["before b", "after b", "after c"])
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
-    def live(moment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", HOST, str(tmp_path), moment]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done
-
     (tmp_path / "ledger").touch()
-    assert live(moment).returncode == -signal.SIGKILL
-    done = live("")
 
-    assert done.returncode == 0 and done.stdout.strip() == "[True, ['a', 'b', 'c', 'd']]"
+    assert printed_by_lives(HOST, tmp_path, moment) == "[True, ['a', 'b', 'c', 'd']] []"
     assert (tmp_path / "ledger").read_text().split() == ["a", "b", "c", "d"]
-    assert journals.names(tmp_path / "runs") == []
 
 
 @pytest.mark.slow
@@ -436,3 +552,52 @@ def test_a_script_of_a_session_on_disk_does_not_describe_its_tools_again(
         described.clear()
         assert session.execute_code("x", tools=[described_once]).value == 1
     assert described == []
+
+
+NOT_BY_VALUE = "one = (i for i in 'a')"
+"""A name that no state by value has: a session with it is forked from the answers of its scripts."""
+
+
+@pytest.mark.anyio
+async def test_a_session_waits_while_its_answers_are_copied_to_a_fork(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it might be reset before they are."""
+    open_journal, is_free = SessionJournal.open, list[bool]()
+
+    def noted(journal: SessionJournal, *args: Any) -> Any:
+        is_free.append(session.look_at < math.inf)
+        return open_journal(journal, *args)
+
+    async with Runtime(ledger.registry, record=tmp_path / "runs") as runtime, runtime.session("s") as session:
+        await session.execute_code(f"{NOT_BY_VALUE}; x = call_tool('write', text='a')")
+        assert session.look_at < math.inf
+        monkeypatch.setattr(SessionJournal, "open", noted)
+        copy = await session.fork("copy")
+        assert is_free == [False]
+        await session.reset()
+        await copy.close()
+        async with runtime.session("copy", restore=True) as copy:
+            assert (await copy.execute_code("x")).value == 1
+        await session.execute_code(NOT_BY_VALUE)
+        await runtime.journals.settle()
+        journals.rows(tmp_path / "runs", "DELETE FROM kept WHERE kind = 'run' AND name LIKE 's.%'")
+        with pytest.raises(SessionError, match=r"nothing is kept of run s\."):
+            await session.fork("lost")
+        assert "lost" not in runtime.kept_sessions()
+    assert ledger.made == ["a"]
+
+
+@pytest.mark.anyio
+async def test_a_fork_without_room_in_the_record_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    record = AuditLog(tmp_path / "runs.db", config=RecordConfig(continue_bytes=128 * KIB))
+    async with Runtime(record=record) as runtime, runtime.session("s") as session:
+        assert (await session.execute_code(NOT_BY_VALUE, inputs={"x": "x" * 40 * KIB})).ok
+        made = 0
+        with pytest.raises(SessionError, match="there may be 131072"):
+            while made < 9:
+                await (await session.fork(f"copy-{made}")).close()
+                made += 1
+        assert runtime.kept_sessions() == [*(f"copy-{number}" for number in range(made)), "s"]
+        ((kept_bytes,),) = journals.rows(tmp_path / "runs.db", "SELECT sum(length(body)) FROM kept")
+        assert made > 0 and kept_bytes <= 128 * KIB

@@ -22,7 +22,6 @@ from toolcell import (
     SyncRuntime,
     ToolRegistry,
 )
-from toolcell.control import Approve
 from toolcell.flows import Flow
 from toolcell.journal.database import OpenJournal
 from toolcell.journal.ledger import Journal
@@ -30,7 +29,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.run.streaming import RunFinished
 from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions.blocking import SyncSession
-from toolcell.tools import ToolContext
+from toolcell.tools import Approve, ToolContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -282,7 +281,7 @@ def test_a_state_that_is_kept_and_brought_back_counts_for_whom_the_last_script_r
     with host(quotas) as runtime, runtime.session("kept") as session:
         session.execute_code("x = 1", context=ann)
         session.put_down()
-        session.execute_code("while True: x += 1", context=ann, limits=Limits(wall_s=0.3))
+        session.execute_code("while True: x += 1", context=ann, limits=Limits(cpu_s=0.3))
         session.put_down()
         with session.fork() as other:
             assert other.execute_code("x > 1", context=ann).value is True

@@ -16,6 +16,7 @@ from toolcell import (
     Outcome,
     PoolConfig,
     Runtime,
+    SandboxUnavailable,
     SyncRuntime,
     ToolRegistry,
     UsageError,
@@ -149,11 +150,11 @@ NOTICES_NO_SIGNAL = (
 @pytest.mark.parametrize(
     ("source", "limits", "outcome"),
     [
-        ("k = 1\nwhile True: k += 1", Limits(wall_s=0.2), Outcome.TIMEOUT),
-        ("k = 1\nimport time\ntime.sleep(60)", Limits(wall_s=0.2), Outcome.TIMEOUT),
-        ("k = 1\ncall_tool('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
-        ("k = 1\nawait call_tool_async('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
-        (f"k = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("while True: k += 1", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("import time\ntime.sleep(60)", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("call_tool('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("await call_tool_async('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        (f"{NOTICES_NO_SIGNAL}\nwhile True: pass", Limits(wall_s=0.2), Outcome.TIMEOUT),
         ("k = 1\nwhile True: k += 1", Limits(cpu_s=0.2), Outcome.CPU_LIMIT),
         ("k = 1\nwhile True: print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
         ("k = 1\nfor _ in range(101): print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
@@ -163,13 +164,14 @@ NOTICES_NO_SIGNAL = (
 def test_a_script_past_a_limit_is_interrupted_and_the_session_keeps_its_state(
     session: SyncSession, source: str, limits: Limits, outcome: Outcome
 ) -> None:
-    value(session, "before = 'kept'")
+    value(session, "before, k = 'kept', 0")
     stopped = session.execute_code(source, limits=limits)
 
     assert stopped.outcome is outcome and stopped.error is not None and "keeps its state" in stopped.error.message
     assert not lost(stopped)
-    after = session.execute_code("[before, k >= 1, call_tool('write', text='after')]")
-    assert began(after) == "live" and after.value[:2] == ["kept", True]
+    after = session.execute_code("[before, k, call_tool('write', text='after')]")
+    ran = outcome is not Outcome.TIMEOUT  # in 0.2 s on a busy machine, perhaps nothing
+    assert began(after) == "live" and after.value[0] == "kept" and after.value[1] >= ran
 
 
 @pytest.mark.parametrize("restore", ["journal", "empty"])
@@ -202,6 +204,7 @@ def test_a_killed_sandbox_is_rebuilt_from_the_journal_without_a_call_made_twice(
     after = session.execute_code("b")
 
     assert killed.outcome is Outcome.KILLED and lost(killed)
+    assert killed.error is not None and "the next script begins with the state before it" in killed.error.message
     assert began(after) == "journal" and after.value == before
     assert effects.made == ["a", "b"]
 
@@ -646,6 +649,10 @@ async def test_an_idle_session_is_put_down_and_one_too_many_puts_down_the_longes
             assert not second.is_live
             assert (await second.execute_code("'x' in globals()")).value is False
             assert not first.is_live
+            async with second._exclusively():  # as while its next script is checked
+                with pytest.raises(SandboxUnavailable, match="none of them can be put down now"):
+                    await first.execute_code("x")
+            assert second.is_live
 
 
 async def test_a_session_ends_with_its_runtime(anyio_backend: str) -> None:
@@ -686,7 +693,7 @@ def test_figures_of_a_script_are_not_returned_with_the_next_one(session: SyncSes
     shown = session.execute_code("figure()")
     assert [file.name for file in shown.files] == ["script-2-figure-1.png"]
 
-    limits = Limits(wall_s=0.5) if "while" in end else None
+    limits = Limits(cpu_s=0.5) if "while" in end else None
     session.execute_code(f"figure()\n{end}", limits=limits)
     after = session.execute_code("len(opened)")
 

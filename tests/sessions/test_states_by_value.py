@@ -17,14 +17,18 @@ import pytest
 import journals
 from rows import each_row
 from toolcell import ExecutionResult, Limits, Outcome, SessionError, SyncRuntime, ToolRegistry
-from toolcell.control import Approve
 from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions import kept_state
 from toolcell.sessions.blocking import SyncSession
+from toolcell.tools import Approve
 
 pytestmark = pytest.mark.isolation
 
 made: list[str] = []
+
+
+CUT = Limits(cpu_s=0.3)
+"""Ends a loop that computes. By its own time, in which it comes to the loop also where the machine is busy with others."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +60,16 @@ def tools() -> ToolRegistry:
     return registry
 
 
-@pytest.fixture
-def runtime() -> Iterator[SyncRuntime]:
-    made.clear()
+@pytest.fixture(scope="module")
+def opened() -> Iterator[SyncRuntime]:
     with SyncRuntime(tools()) as runtime:
         yield runtime
+
+
+@pytest.fixture
+def runtime(opened: SyncRuntime) -> SyncRuntime:
+    made.clear()
+    return opened
 
 
 @pytest.fixture
@@ -250,7 +259,7 @@ CASES = {
 @each_row("case", CASES)
 def test_what_is_brought_back_is_what_it_was(runtime: SyncRuntime, case: str) -> None:
     leaves, looks, expected = CASES[case]
-    limits = Limits(wall_s=0.4) if "while True" in leaves else None
+    limits = CUT if "while True" in leaves else None
     with runtime.session() as session:
         session.execute_code(leaves, limits=limits)
         with session.fork() as copy:
@@ -263,6 +272,18 @@ def test_what_is_brought_back_is_what_it_was(runtime: SyncRuntime, case: str) ->
     assert back.value == there.value
     if expected is not None:
         assert back.value == expected
+
+
+def test_a_script_that_is_out_of_time_is_not_run_again_when_its_session_was_put_down(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        # A generator is not kept by value: what could be run again would be. The time is enough on a busy machine.
+        script = "x = call_tool('write', text='once')\ngen = (i for i in [1])\nimport time\ntime.sleep(600)"
+        cut = session.execute_code(script, limits=Limits(wall_s=3))
+        session.put_down()
+        back = session.execute_code("x")
+
+    assert cut.outcome is Outcome.TIMEOUT and cut.session is not None and not cut.session.lost
+    assert (back.value, began(back), made) == (1, "value", ["once"])
 
 
 def test_randomness_goes_on_where_it_was(runtime: SyncRuntime) -> None:
@@ -311,8 +332,8 @@ LOST = (
 
 def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
-        cut = session.execute_code(LOST, limits=Limits(wall_s=0.4))
-        assert cut.outcome is Outcome.TIMEOUT
+        cut = session.execute_code(LOST, limits=CUT)
+        assert cut.outcome is Outcome.CPU_LIMIT
         assert cut.session is not None
         assert not cut.session.forgotten
         killed = session.execute_code("x = bytearray(10**9)")
@@ -364,7 +385,7 @@ def test_files_of_a_session_are_after_keeping_its_state_what_they_were(runtime: 
             session,
             "import os\nos.makedirs('a/b')\nopen('f', 'w').write('f')\nos.chmod('f', 0)\nos.chmod('a/b', 0o500)",
         )
-        cut = session.execute_code("os.chmod('a', 0)\nwhile True: pass", limits=Limits(wall_s=0.3))
+        cut = session.execute_code("os.chmod('a', 0)\nwhile True: pass", limits=CUT)
         modes = session.execute_code(
             "modes = [os.stat(each).st_mode & 0o777 for each in 'af']\nos.chmod('a', 0o700)\n"
             "[*modes, os.stat('a/b').st_mode & 0o777]"
@@ -382,7 +403,7 @@ def test_what_is_of_a_module_that_is_gone_is_named_and_the_rest_is_there(runtime
             "import own, stays, os, sys, types\nfrom own import f\na = own.A()\nos.remove('own.py')\n"
             "sys.modules['made'] = made = types.ModuleType('made')\nn = 1",
         )
-        session.execute_code("while True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("while True: pass", limits=CUT)
         assert session.execute_code("bytearray(10**9)").session is not None
         back = session.execute_code("[n, stays.x, sorted({'own', 'f', 'a', 'made'} & set(globals()))]")
     assert back.value == [1, 1, []], back.error
@@ -402,7 +423,7 @@ def test_a_paused_session_is_forked_by_value(runtime: SyncRuntime) -> None:
 
 def test_scripts_after_a_kept_state_are_run_again_on_it(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
-        session.execute_code("n = 0\nwhile True: n += 1", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 0\nwhile True: n += 1", limits=CUT)
         n = value(session, "n")
         value(session, "gen = (i for i in range(5))\nnext(gen)\nm = call_tool('write', text='once')\nn += 1")
         value(session, "next(gen)")
@@ -423,7 +444,7 @@ def test_a_state_that_cannot_be_loaded_and_not_be_rebuilt_is_an_error_that_says_
     with runtime.session() as session:
         session.execute_code(
             "class Odd:\n  def __reduce__(self): return int, ('no number',)\nodd = Odd()\nwhile True: pass",
-            limits=Limits(wall_s=0.3),
+            limits=CUT,
         )
         session.put_down()
         with pytest.raises(SessionError, match=r"cannot be brought back: .*no number.*; reset\(\) begins again"):
@@ -450,7 +471,7 @@ def test_whatever_a_guest_sends_as_its_state_the_host_does_not_raise(
 ) -> None:
     monkeypatch.setattr(kept_state, "KEEP_S", 1.0)
     with runtime.session() as session:
-        session.execute_code(f"x = 1\n{hides}\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code(f"x = 1\n{hides}\nwhile True: pass", limits=CUT)
         with suppress(SessionError):
             session.put_down()
             session.execute_code("x")
@@ -463,7 +484,7 @@ def test_a_state_that_is_too_large_costs_the_session_nothing(
 ) -> None:
     monkeypatch.setattr(kept_state, "STATE_BYTES", 1 << 20)
     with runtime.session() as session:
-        session.execute_code("x = bytes(2 << 20)\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("x = bytes(2 << 20)\nwhile True: pass", limits=CUT)
         assert value(session, "len(x)") == 2 << 20
         with pytest.raises(SessionError, match="cannot be rebuilt: script 1 was interrupted"):
             session.put_down()
@@ -472,7 +493,7 @@ def test_a_state_that_is_too_large_costs_the_session_nothing(
 def test_a_sandbox_that_is_nearly_full_is_not_ended_by_keeping_its_state(runtime: SyncRuntime) -> None:
     with runtime.session(limits=Limits(memory_bytes=128 << 20)) as session:
         value(session, "x = [str(i) for i in range(700_000)]")
-        session.execute_code("while True: pass", limits=Limits(wall_s=0.3, memory_bytes=128 << 20))
+        session.execute_code("while True: pass", limits=Limits(cpu_s=0.3, memory_bytes=128 << 20))
         assert value(session, "len(x)") == 700_000
 
 
@@ -660,7 +681,7 @@ def test_a_state_is_there_for_a_host_with_another_home_and_cache(profile: str, t
 def test_a_state_is_there_in_another_runtime_and_goes_with_its_session(on_disk: SyncRuntime, tmp_path: Path) -> None:
     folder = tmp_path / "journals"
     with on_disk.session("a") as session:
-        session.execute_code("n = 0\ndef up():\n  global n\n  n += 1\nwhile True: up()", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 0\ndef up():\n  global n\n  n += 1\nwhile True: up()", limits=CUT)
         value(session, "n = 7")
         session.put_down()
         value(session, "n = 8")
@@ -672,7 +693,7 @@ def test_a_state_is_there_in_another_runtime_and_goes_with_its_session(on_disk: 
             assert (back.value, began(back)) == (9, "value")
             session.reset()
             assert journals.names(folder, "state") == []
-            session.execute_code("m = 1\nwhile True: pass", limits=Limits(wall_s=0.3))
+            session.execute_code("m = 1\nwhile True: pass", limits=CUT)
         assert len(journals.names(folder, "state")) == 1
         other.forget_session("a")
         assert journals.names(folder, "state") == []
@@ -682,7 +703,7 @@ def test_a_state_is_there_in_another_runtime_and_goes_with_its_session(on_disk: 
 def test_a_state_that_was_touched_is_refused(on_disk: SyncRuntime, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "journals"
     with on_disk.session("a") as session:
-        session.execute_code("n = 1\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 1\nwhile True: pass", limits=CUT)
     ((data,),) = journals.rows(folder, "SELECT body FROM kept WHERE kind = 'state'")
     journals.forget(folder, "state") if how == "removed" else journals.replace(folder, "state", data, data[:-1] + b"!")
     with SyncRuntime(tools(), record=folder / "runs.db") as other, other.session("a", restore=True) as session:
@@ -696,7 +717,7 @@ def test_a_script_that_waits_is_carried_on_upon_a_kept_state_in_another_process(
     on_disk: SyncRuntime, tmp_path: Path
 ) -> None:
     with on_disk.session("a") as session:
-        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 5\nwhile True: pass", limits=CUT)
         waiting = session.execute_code("[n, call_tool('pay', to='ada')]", on_approval="suspend")
         assert waiting.suspension is not None
         token = waiting.suspension.to_json()
@@ -712,7 +733,7 @@ def test_a_script_that_waits_is_carried_on_upon_a_kept_state_in_another_process(
 
 def test_a_fork_of_a_session_on_disk_has_a_state_of_its_own(on_disk: SyncRuntime, tmp_path: Path) -> None:
     with on_disk.session("a") as session:
-        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 5\nwhile True: pass", limits=CUT)
         session.fork("b").close()
     on_disk.forget_session("a")
     with on_disk.session("b", restore=True) as session:
@@ -721,7 +742,7 @@ def test_a_fork_of_a_session_on_disk_has_a_state_of_its_own(on_disk: SyncRuntime
 
 def test_a_dry_run_after_an_interrupted_script_has_its_state(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
-        session.execute_code("n = 5\nwhile True: pass", limits=Limits(wall_s=0.3))
+        session.execute_code("n = 5\nwhile True: pass", limits=CUT)
         draft = session.execute_code("n += 1\ncall_tool('pay', to=str(n))", dry_run=True)
         assert [each.args for each in draft.effects] == [{"to": "6"}]
         assert value(session, "n") == 5
@@ -762,3 +783,11 @@ def test_functions_of_earlier_scripts_keep_their_source(runtime: SyncRuntime) ->
                     "try: fails(1)\nexcept ZeroDivisionError: traceback.print_exc()\ninspect.getsource(fails)"
                 )
                 assert "return n / m" in printed.logs.stderr and printed.value.startswith("def fails(n):")
+
+
+def test_a_state_that_nobody_has_any_more_holds_no_file_open(tmp_path: Path) -> None:
+    kept_state.StateFile(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        kept_state.StateFile(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -11,7 +11,7 @@ import pytest
 from toolcell.audit import keys
 from toolcell.errors import AuditError
 from toolcell.mcp.tokens import TokenFile
-from toolcell.support.files import read_regular_file
+from toolcell.support.files import make_own_folder, read_regular_file
 
 pytestmark = pytest.mark.quick
 
@@ -30,6 +30,12 @@ def test_a_pipe_or_a_link_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic link"):
         read_regular_file(tmp_path / "link", 3)
     assert read_regular_file(tmp_path / "link", 3, may_be_link=True) == b"123"
+
+
+def test_an_own_folder_may_be_a_link_to_one(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    make_own_folder(tmp_path / "link")
 
 
 def private(path: Path) -> None:

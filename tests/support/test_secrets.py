@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rows import each_row
-from toolcell import PoolConfig, Runtime
+from toolcell import PoolConfig, Runtime, Secrets
 from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
 from toolcell.mcp.arguments import hiding
 from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch, forms_of
-from toolcell.tools import File, Image, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
+from toolcell.tools import File, Image, RunContext, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge.guest.values import to_plain
 
 SECRET = 'hunter2-"quoted"\\\'<&>+/ and more'
@@ -52,6 +52,10 @@ FORMS: dict[str, str | bytes] = {
     "hex, with dashes": TEXT.hex("-").upper(),
     "hex, as numbers": ", ".join(f"0x{byte:02x}" for byte in TEXT),
     "escapes of bytes": "".join(f"\\x{byte:02x}" for byte in TEXT),
+    "JSON, every character": "".join(f"\\u{ord(each):04x}" for each in SECRET),
+    "HTML, every character": "".join(f"&#{ord(each)};" for each in SECRET),
+    "HTML, every character in hex": "".join(f"&#x{ord(each):X};" for each in SECRET),
+    "octal": "".join(f"\\{byte:03o}" for byte in TEXT),
     "base64 in lines of mail": base64.encodebytes(b"-" * 30 + TEXT * 3).decode(),
     "base64 in lines of mail, in JSON": json.dumps(base64.encodebytes(b"-" * 30 + TEXT + b"-" * 30).decode()),
     "base64 in lines of PEM": "\r\n".join(textwrap.wrap(base64.b64encode(b"-" * 41 + TEXT + b"-" * 30).decode(), 64)),

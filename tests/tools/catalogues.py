@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from toolcell.tools import ToolDefinition, ToolOptions, ToolRegistry
-from toolcell.tools.adapters import positional_spec
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools import ToolDefinition, ToolOptions, ToolRegistry, ToolSpec
 
 SPACES = ("github", "mail", "calendar", "crm", "billing", "storage", "search", "monitoring", "chat", "wiki")
 VERBS = ("create", "update", "delete", "list", "find")
@@ -41,7 +39,7 @@ def catalogue(count: int, **settings: Any) -> ToolRegistry:
         }
         text = f"{verb.capitalize()} a {thing} in the {space} of the company.\n\nNeeds the right to {verb} there."
         definition = ToolDefinition(name, text, schema)
-        specs.append(positional_spec(definition, partial(_answer, name), ToolOptions()))
+        specs.append(ToolSpec.positional(definition, partial(_answer, name), ToolOptions()))
     registry.add(_Several(specs))
     return registry
 

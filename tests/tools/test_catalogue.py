@@ -9,10 +9,11 @@ import pytest
 
 from rows import each_row
 from toolcell.builtin import HashEmbeddings
+from toolcell.config import SHOWN_CHARS
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex, words_of
-from toolcell.tools.stubs import MAX_TEXT_CHARS, SHOWN_CHARS
+from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex
+from toolcell.tools.stubs import MAX_TEXT_CHARS
 from tools.catalogues import catalogue, name_of
 from tools.toolkit import FakeRuntime
 
@@ -103,10 +104,6 @@ async def test_a_wrong_query_is_refused_with_its_limit(query: Any, limit: Any, s
 async def test_tools_without_a_single_word_can_be_searched() -> None:
     registry = registry_of(("_", "????????????????", {}), ("--", "!!!!!!!!!!!!!!!!", {}))
     assert await names_found(registry, "_ a") == ["_"]
-
-
-def test_names_are_split_into_words_without_case_and_plural() -> None:
-    assert words_of("createIssues HTTPServer2 list_class") == ["create", "issue", "http", "server2", "list", "class"]
 
 
 def test_a_description_of_any_length_adds_a_bounded_number_of_words() -> None:

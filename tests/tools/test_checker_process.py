@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,16 @@ import pytest
 
 from toolcell import Runtime, ToolRegistry
 from toolcell.calls import checker_process
-from toolcell.calls.checker_process import Turns, end_idle, find_problem, refused_schemas
+from toolcell.calls.checker_process import BATCH, Turns, end_idle, find_problem, refused_schemas
+from toolcell.support import daemon_threads
 from toolcell.support.host_work import HostWork
+from toolcell.tools import ToolDefinition, pipeline
+from toolcell.tools.pipeline import check_arguments
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+WRONG: dict[str, Any] = {"type": "nonsense"}
 SOON_MS = 20_000
 
 
@@ -52,6 +58,11 @@ def _children(parent: int) -> list[int]:
         if int(fields[1]) == parent and ("checker_program" in command or fields[0] == "Z"):
             found.append(int(path.parent.name))
     return found
+
+
+def sockets() -> int:
+    """Return how many this process has."""
+    return sum(os.readlink(each).startswith("socket:") for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
 
 
 def await_end(pid: int) -> bool:
@@ -85,27 +96,102 @@ async def fits(value: Any) -> bool:
 @pytest.mark.every_loop
 async def test_values_and_schemas_are_checked_on_every_event_loop() -> None:
     assert await refused_schemas([NAMED]) == [""]
-    assert (await refused_schemas([{"type": "nonsense"}]))[0].startswith("invalid schema at type")
+    assert (await refused_schemas([WRONG]))[0].startswith("invalid schema at type")
     assert [await fits({"name": "a"}), await fits({"name": 1})] == [True, False]
     assert len(checkers()) == 1
 
 
-async def test_a_process_that_nobody_asks_again_ends_and_stays_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_arguments_for_a_process_are_packed_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[Any]()
+
+    async def run_sync(function: Any, **options: Any) -> Any:
+        threads.append(function)
+        return function()
+
+    monkeypatch.setattr(daemon_threads, "run_sync", run_sync)
+    for numbers, count in ((10, 0), (5_000, 1)):
+        await check_arguments(ToolDefinition("t", "A tool of a stranger.", NAMED), {"numbers": [*range(numbers)]})
+        assert len(threads) == count
+
+
+async def test_a_cancelled_check_of_large_arguments_does_not_wait_until_they_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end, line = threading.Event(), threading.Event(), Turns(1)
+
+    def packed(value: object) -> bytes:
+        begun.set()
+        may_end.wait(SOON_MS / 1000)
+        return b""
+
+    monkeypatch.setattr(pipeline, "pack", packed)
+    monkeypatch.setattr(pipeline, "turns", lambda: line)
+    try:
+        with anyio.fail_after(SOON_MS / 1000):
+            async with anyio.create_task_group() as tasks:
+                tool = ToolDefinition("t", "A tool of a stranger.", NAMED)
+                tasks.start_soon(check_arguments, tool, {"numbers": [*range(5_000)]})
+                while not begun.is_set():
+                    await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(0):
+            await line.enter(None)
+            raise AssertionError("the turn is free before the function is over")
+    finally:
+        may_end.set()
+    with anyio.fail_after(SOON_MS / 1000):
+        await line.enter(None)
+
+
+async def test_schemas_of_a_list_are_written_as_json_when_they_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, asked = list[Any](), list[int]()
+
+    def dumps(value: Any) -> str:
+        written.append(value)
+        return "{}"
+
+    async def ask(kind: str, spec: str, body: bytes, work: HostWork) -> list[str]:
+        asked.append(len(written))
+        return [""] * len(checker_process.unpack(body))
+
+    monkeypatch.setattr(checker_process, "ask", ask)
+    monkeypatch.setattr(json, "dumps", dumps)
+    assert await refused_schemas([NAMED, {}] * (BATCH + 1)) == [""] * 2 * (BATCH + 1)
+    assert asked == [BATCH, BATCH + 1]
+
+
+async def test_a_process_that_nobody_asks_again_ends_and_leaves_no_zombie_and_no_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(checker_process, "IDLE_S", 0.05)
+    before = sockets()
     assert await fits({})
     with anyio.fail_after(SOON_MS / 1000):
-        while checkers():
+        while checkers() or sockets() != before:
             await anyio.sleep(0.1)
     assert await fits({})
 
 
-@pytest.mark.parametrize(("bound", "said"), [("CPU_S", "0.2 s of processor time"), ("WALL_S", "0.2 s")])
+async def test_a_process_whose_end_no_thread_could_wait_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = sockets()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        problem = await find_problem(NAMED, {}, is_foreign=True)
+    assert problem is not None and "no thread could be started for it (can't start new thread)" in problem.message
+    assert checkers() == [] and sockets() == before and await fits({})
+
+
+@pytest.mark.parametrize(("bound", "most_s", "said"), [("CPU_S", 0.2, "0.2 s of processor time"), ("WALL_S", 3, "3 s")])
 async def test_a_process_ends_at_its_bound_and_the_others_of_the_list_are_compiled_all_the_same(
-    bound: str, said: str, monkeypatch: pytest.MonkeyPatch
+    bound: str, most_s: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker_process, "CPU_S", 60.0)
+    monkeypatch.setattr(checker_process, "MEMORY_BYTES", 8 << 30)
     assert await fits({})
-    monkeypatch.setattr(checker_process, bound, 0.2)
+    monkeypatch.setattr(checker_process, bound, most_s)
     first, hostile = await refused_schemas([NAMED, compiled_slowly(40)])
     monkeypatch.setattr(checker_process, "WALL_S", 30.0)
     assert first == "" and f"took more than {said}" in hostile and await refused_schemas([NAMED]) == [""]
@@ -126,6 +212,19 @@ async def test_after_a_few_schemas_past_their_bound_no_other_of_the_list_is_comp
     found = await refused_schemas([compiled_slowly(25)] * 40)
     assert ["took more than" in each for each in found] == [True] * 3 + [False] * 37
     assert all("others of the same list took too long" in each for each in found[3:])
+
+
+async def test_schemas_of_a_list_are_compiled_many_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[str](), checker_process.ask
+
+    async def counted(kind: str, *args: Any, **fields: Any) -> Any:
+        asked.append(kind)
+        return await ask(kind, *args, **fields)
+
+    monkeypatch.setattr(checker_process, "ask", counted)
+    schemas = [NAMED | {"title": f"{n}"} for n in range(200)]
+    assert await refused_schemas([*schemas, {}, WRONG]) == [*[""] * 201, *await refused_schemas([WRONG])]
+    assert len(asked) <= 5
 
 
 async def test_a_list_of_schemas_has_one_bound_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +321,21 @@ async def test_no_process_is_left_when_the_runtime_is_closed() -> None:
     assert checkers() == []
 
 
+async def test_of_all_who_wait_the_one_that_has_made_the_host_do_least_is_next() -> None:
+    line, entered = Turns(1), list[int]()
+
+    async def pass_through(used: int) -> None:
+        async with line.taken(HostWork(10**9, used=used)):
+            entered.append(used)
+
+    async with anyio.create_task_group() as tasks, line.taken(None):
+        for used in (500, 20, 9_000):
+            tasks.start_soon(pass_through, used)
+            await anyio.wait_all_tasks_blocked()
+
+    assert entered == [20, 500, 9_000]
+
+
 async def test_who_has_made_the_host_do_least_is_next_and_a_run_leaves_a_place_to_others() -> None:
     line, entered = Turns(3), list[str]()
     many, some, few = (HostWork(10**9, used=used) for used in (9_000, 500, 20))
@@ -252,5 +366,5 @@ async def test_who_has_made_the_host_do_least_is_next_and_a_run_leaves_a_place_t
         line.leave(work)
     for _ in range(2):
         await line.enter(some)
-    with anyio.fail_after(1):
+    with anyio.fail_after(10):
         await line.enter(few)

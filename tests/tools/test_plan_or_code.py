@@ -16,7 +16,7 @@ from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import CodeRuntime, ToolDefinition, ToolRegistry
-from toolcell.tools.code import code_result
+from toolcell.tools.code import CodeTool
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
@@ -42,7 +42,7 @@ def searching() -> ToolRegistry:
     return registry
 
 
-@pytest.mark.conforms("R1", "R2", "R4")
+@pytest.mark.conforms("R1", "R2", "R4", "EX-9", "P15")
 async def test_a_plan_fans_out_and_code_computes_with_results_for_the_same_two_samplings() -> None:
     meeting = Meeting(3)
     registry = ToolRegistry()
@@ -221,15 +221,22 @@ def ended(outcome: Outcome = Outcome.OK, **fields: Any) -> ExecutionResult:
     return ExecutionResult("run", outcome, **fields)
 
 
-LOGS = Logs((LogEntry("stdout", "step 1\n"), LogEntry("stderr", "careful\n")))
+LOGS = Logs((LogEntry("stdout", "step 1\n"), LogEntry("stderr", "[toolcell] careful\n")))
 
 
 @pytest.mark.conforms("Q5", "R6")
 def test_success_is_the_result_as_json_and_then_the_logs() -> None:
-    assert code_result(ended(value={"a": 1}, has_value=True)).text == '{"a": 1}'
-    assert code_result(ended(value=None, has_value=True)).text == "null"
-    assert code_result(ended()).text == "(no result set — use set_result(data) to return structured output)"
-    assert code_result(ended(value=[1], has_value=True, logs=LOGS)).text == "[1]\n\nlogs:\nstep 1\ncareful"
+    assert CodeTool.result(ended(value={"a": 1}, has_value=True)).text == '{"a": 1}'
+    assert CodeTool.result(ended(value=None, has_value=True)).text == "null"
+    assert CodeTool.result(ended()).text == "(no result set — use set_result(data) to return structured output)"
+    assert (
+        CodeTool.result(ended(value=[1], has_value=True, logs=LOGS)).text == "[1]\n\nlogs:\nstep 1\n[toolcell] careful"
+    )
+    said = ended(logs=LOGS, warnings=("careful", "step 1", "care"))
+    assert CodeTool.result(said).text.endswith(
+        "output)\n\nwarning: step 1\n\nwarning: care\n\nlogs:\nstep 1\n[toolcell] careful"
+    )
+    assert "\n\nwarning: careful\n\nwarning: step 1" in CodeTool.result(said, with_logs=False).text
 
 
 @pytest.mark.conforms("Q6")
@@ -237,24 +244,25 @@ def test_failure_is_the_error_what_ran_already_and_the_logs() -> None:
     error = ErrorInfo("ZeroDivisionError", "division by zero", line=3)
     made = (ToolCallRecord("call_1", "send", {}, "ok"), ToolCallRecord("call_2", "read", {}, "error"))
 
-    failed = code_result(ended(Outcome.ERROR, error=error, logs=LOGS, calls=made))
-    late = code_result(ended(Outcome.TIMEOUT, error=ErrorInfo("wall_s", "execution timed out after 2 s")))
+    failed = CodeTool.result(ended(Outcome.ERROR, error=error, logs=LOGS, calls=made))
+    late = CodeTool.result(ended(Outcome.TIMEOUT, error=ErrorInfo("wall_s", "execution timed out after 2 s")))
 
     assert failed.is_error
     assert failed.text == (
         "ZeroDivisionError: division by zero (line 3)\n\n"
-        "tool calls already made: send (ok), read (error)\n\nlogs:\nstep 1\ncareful"
+        "tool calls already made: send (ok), read (error)\n\nlogs:\nstep 1\n[toolcell] careful"
     )
     assert late.text.startswith("execution timed out after 2 s\ndo less in one script")
     assert [result.error.code for result in (failed, late) if result.error] == ["exception", "timeout"]
 
 
+@pytest.mark.conforms("Q8")
 def test_a_result_set_before_a_failure_and_files_that_were_lost_are_told() -> None:
     error = ErrorInfo("ValueError", "too late")
     lost = OutputFile("big.bin", "application/octet-stream", 9, None, problem="too large (9 > 5 bytes)")
     kept = OutputFile("a.txt", "text/plain", 1, b"a")
 
-    result = code_result(ended(Outcome.ERROR, error=error, value={"a": 1}, has_value=True, files=(lost, kept)))
+    result = CodeTool.result(ended(Outcome.ERROR, error=error, value={"a": 1}, has_value=True, files=(lost, kept)))
 
     assert 'result set before the failure: {"a": 1}' in result.text
     assert "files not returned: big.bin: too large (9 > 5 bytes)" in result.text

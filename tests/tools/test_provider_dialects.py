@@ -28,6 +28,17 @@ def of(**properties: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
     "no properties": ({"type": "object"}, dict.fromkeys(get_args(DialectName), of())),
+    "names that need others": (
+        of(a=TEXT, b=TEXT) | {"dependencies": {"a": ["b"]}},
+        {
+            **dict.fromkeys(("openai", "anthropic", "mistral"), of(a=TEXT, b=TEXT) | {"dependencies": {"a": ["b"]}}),
+            "gemini": of(a=TEXT, b=TEXT),
+        },
+    ),
+    "a required name that is none": (
+        of(a=TEXT) | {"required": ["a", {}], "anyOf": [{"required": [[]]}]},
+        {"openai": of(a=TEXT) | {"required": ["a"]}},
+    ),
     "no items": (
         of(a={"type": "array"}),
         {"openai": of(a={"type": "array", "items": {}}), "anthropic": of(a={"type": "array"})},
@@ -93,6 +104,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
             | {"required": ["a", "b", "c"], "additionalProperties": False},
         },
     ),
+    "an optional choice": (
+        of(a={"anyOf": [TEXT, WHOLE]}),
+        {"openai-strict": of(a={"anyOf": [TEXT, WHOLE, NULL]}) | {"required": ["a"], "additionalProperties": False}},
+    ),
     "an optional object": (
         of(a={"anyOf": [{"$ref": "#/$defs/Cat"}, NULL], "description": "To buy"}, b={"anyOf": [{}, NULL]})
         | {"$defs": {"Cat": of(name=TEXT) | {"description": "A cat"}}},
@@ -118,6 +133,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
             ),
         },
     ),
+    "keywords of other types": (
+        of(
+            a={"type": ["array", "string"], "items": WHOLE, "maxItems": 2},
+            b={"type": "array", "items": {"type": "object", "required": ["x"]}, "properties": {"c": TEXT}},
+            c=of(d=TEXT) | {"required": ["d", "e"]},
+        ),
+        {
+            "gemini": of(
+                a={"anyOf": [{"type": "array", "items": WHOLE, "maxItems": 2}, TEXT]},
+                b={"type": "array", "items": {"type": "object"}},
+                c=of(d=TEXT) | {"required": ["d"]},
+            ),
+        },
+    ),
     "all of several": (
         of(a={"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]})
         | {"required": ["a"], "$defs": {"A": of(a=TEXT), "B": of(b=TEXT) | {"allOf": [of(c=TEXT)]}}},
@@ -130,7 +159,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
             "gemini": of(
                 a={"anyOf": [of(b=TEXT, c=TEXT) | {"required": [each]} for each in ("b", "c")]},
                 d=PLAIN,
-                e={"type": "object", "required": ["f"]},
+                e={"type": "object"},
             )
             | {"required": ["a", "d", "e"]},
             "openai-strict": of(
@@ -141,7 +170,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
                     ]
                 },
                 d=PLAIN,
-                e={"type": "object", "required": ["f"], "additionalProperties": True},
+                e={"type": "object", "additionalProperties": True},
             )
             | {"required": ["a", "d", "e"], "additionalProperties": False},
         },
@@ -185,6 +214,12 @@ def refusal(dialect: DialectName, schema: dict[str, Any]) -> str:
                 return f"unknown name {unknown}"
             if not isinstance(part.get("type", ""), str):
                 return "proto field is not repeating"
+            if (part.get("type") != "object" and "properties" in part) or (
+                part.get("type") != "array" and "items" in part
+            ):
+                return "only allowed for OBJECT type"
+            if {*part.get("required", ())} - {*part.get("properties", ())}:
+                return "property is not defined"
             if not all(isinstance(each, str) for each in part.get("enum", ())):
                 return "enum: only text"
     return ""
@@ -268,6 +303,11 @@ def test_a_tool_that_takes_objects_with_any_properties_is_not_sent_as_strict() -
         function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
         assert function["strict"] is False
         assert function["parameters"] == ToolDefinition("act", "Do something.", schema).adapted("openai")
+        for model in ("gemini-2.5-pro", "mistral-large"):
+            sent, plain = (
+                ToolDefinition("act", "Do something.", schema).to_openai(model, strict=each) for each in (True, False)
+            )
+            assert sent["function"] == {**plain["function"], "strict": False}
     for schema in CLOSED.values():
         function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
         assert function["strict"] is True

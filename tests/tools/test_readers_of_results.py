@@ -13,15 +13,25 @@ import anyio
 import pytest
 
 from rows import each_row
-from toolcell import PoolConfig, Runtime
+from toolcell import PoolConfig, Runtime, Secrets
 from toolcell.agents import Agent
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.arguments import ToolCall
-from toolcell.calls.run_state import RunState
+from toolcell.calls.run_state import JobTable, RunState
 from toolcell.errors import ToolError
 from toolcell.testing import FakeBackend, ScriptedCall
-from toolcell.tools import File, JobTable, Origin, Override, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
+from toolcell.tools import (
+    File,
+    Image,
+    Origin,
+    Override,
+    RunContext,
+    Text,
+    ToolContext,
+    ToolRegistry,
+    ToolResult,
+)
 from toolcell_bridge.wire.columns import Column
 from toolcell_bridge.wire.messages import Result, RunScript, ToolReturn
 from toolcell_bridge.wire.tables import Array
@@ -53,6 +63,11 @@ async def as_error() -> Any:
     raise ToolError(f"no {SSN}", details={"ssn": SSN})
 
 
+async def as_crash() -> Any:
+    """Break, and say too much about it."""
+    raise ValueError(f"no {SSN}")
+
+
 async def as_job(ctx: ToolContext) -> Any:
     """Return a person later."""
 
@@ -75,7 +90,7 @@ async def as_callback(ctx: ToolContext) -> Any:
     return ToolResult.async_("on it")
 
 
-TOOLS: list[Callable[..., Any]] = [as_data, as_text, as_file, as_error, as_job, as_callback]
+TOOLS: list[Callable[..., Any]] = [as_data, as_text, as_file, as_error, as_crash, as_job, as_callback]
 
 
 def hiding() -> tuple[ToolRegistry, list[str]]:
@@ -218,6 +233,10 @@ LEAKS: dict[str, Callable[[], Any]] = {
     "details of an error": lambda: ToolResult.fail("x", details=[SECRET], facts={"header": {SECRET: SECRET}}),
     "an error": lambda: ToolResult.fail(f"401 for {SECRET}", output=SECRET),
     "words for the user": lambda: ToolResult.user(SECRET),
+    "parts": lambda: ToolResult(
+        parts=(Text(SECRET), Image(SECRET.encode(), "image/png"), File(SECRET, SECRET.encode())),
+        files=(File(SECRET, SECRET.encode()),),
+    ),
     "an exception": lambda: 1 / int(f"{SECRET}"),
 }
 
@@ -249,7 +268,9 @@ async def test_a_secret_is_in_no_field_of_a_result_and_in_no_event(leak: str, ho
     kinds = {json.loads(event)["type"] for event in events}
     assert kinds >= {"tool_execution_start", "tool_execution_update", "tool_execution_end", "own"}
     assert [event for event in events if SECRET in event] == []
-    assert SECRET not in repr([(result.to_dict(), result.text, result.details, result.error) for result in results])
+    fields = [each.name for each in dataclasses.fields(ToolResult) if each.name != "exc"]
+    shown = [(result.to_dict(), result.text, *(getattr(result, name) for name in fields)) for result in results]
+    assert SECRET not in repr(shown)
 
 
 @pytest.mark.conforms("B-b5")

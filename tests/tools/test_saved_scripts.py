@@ -19,7 +19,7 @@ from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, Sy
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.run_state import RunState
-from toolcell.run.options import OnApproval
+from toolcell.config import OnApproval
 from toolcell.run.streaming import RunFinished
 from toolcell.tools import Budget, Origin
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES

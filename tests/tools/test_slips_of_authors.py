@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import anyio
@@ -24,6 +25,13 @@ class Panic(BaseException):
     """What an extension written in Rust raises when it panics is no `Exception` either."""
 
 
+class NastyError(Exception):
+    """Not even its text can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("even my text fails")
+
+
 def fail_with(exc: BaseException) -> Any:
     raise exc
 
@@ -39,6 +47,11 @@ RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "an error that is ok": (lambda: ToolResult.fail("x", status="ok"), "must have no error"),  # type: ignore[arg-type]
     "an unknown status": (lambda: ToolResult(status="fine"), "must be one of"),  # type: ignore[arg-type]
     "an integer without end": (lambda: 10**5000, "64 bits"),
+    "a value": (lambda: fail_with(ValueError("boom")), "raised ValueError: boom"),
+    "no memory": (lambda: fail_with(MemoryError()), "raised MemoryError"),
+    "recursion": (lambda: fail_with(RecursionError()), "raised RecursionError"),
+    "the system": (lambda: fail_with(OSError(2, "no such file")), "raised FileNotFoundError"),
+    "a text that cannot be had": (lambda: fail_with(NastyError()), "raised NastyError"),
     "leaving": (lambda: sys.exit(3), "SystemExit"),
     "a class of its own": (lambda: fail_with(Panic("in Rust")), "Panic: in Rust"),
     "closing a generator": (lambda: fail_with(GeneratorExit()), "GeneratorExit"),
@@ -48,6 +61,7 @@ RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.conforms("EX-23", "J7", "V-2")
 @each_row("slip", RESULTS)
 async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
     make, said = RESULTS[slip]
@@ -72,6 +86,32 @@ async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
 
     assert all(result.is_error and said in result.text for result in bad)
     assert good.text == "fine"
+
+
+@dataclass
+class Own:
+    """A type of a tool's own that cannot be made."""
+
+    slip: str
+
+    def __post_init__(self) -> None:
+        RESULTS[self.slip][0]()
+
+
+@each_row("slip", [slip for slip, (make, _) in RESULTS.items() if "fail_with" in make.__code__.co_names])
+async def test_a_slip_in_a_tools_own_type_ends_its_call_alone(slip: str) -> None:
+    async def take(own: Own) -> str:
+        """Take something of a type of its own."""
+        return "taken"
+
+    async def good() -> str:
+        """Answer as it should be done."""
+        return "fine"
+
+    bad, right = await ToolRegistry([take, good]).execute_batch([("take", {"own": {"slip": slip}}), ("good", {})])
+
+    assert bad.is_error
+    assert right.text == "fine"
 
 
 @pytest.mark.conforms("G-b3")

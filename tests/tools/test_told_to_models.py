@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rows import each_row
-from toolcell import Limits, Outcome, SyncRuntime, UsageError
+from toolcell import Limits, Outcome, Secrets, SyncRuntime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.agents.transcript import tool_message
 from toolcell.calls.result import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_MODEL_CHARS
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
-from toolcell.tools import CodeRuntime, File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
-from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
+from toolcell.tools import CodeRuntime, File, Image, RunContext, Text, ToolRegistry, ToolResult
+from toolcell.tools.code import ADVICE, MAX_PACKAGES, CodeTool
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -72,7 +72,7 @@ def test_a_runtime_that_cannot_be_awaited_is_refused_where_it_is_given() -> None
 def test_every_limit_says_what_a_model_can_do(outcome: Outcome) -> None:
     error = ErrorInfo("Limit", "used too much", limit="x", limit_value=1.0)
 
-    assert code_result(ExecutionResult("run", outcome, error=error)).text == f"used too much\n{ADVICE[outcome]}"
+    assert CodeTool.result(ExecutionResult("run", outcome, error=error)).text == f"used too much\n{ADVICE[outcome]}"
 
 
 def test_returned_files_are_listed_and_images_are_shown() -> None:
@@ -81,7 +81,7 @@ def test_returned_files_are_listed_and_images_are_shown() -> None:
         OutputFile("fake.png", "image/png", 4, b"<svg"),
         OutputFile("table.csv", "text/csv", 3, b"a,b"),
     )
-    result = code_result(ExecutionResult("run", Outcome.OK, value=1, has_value=True, files=files))
+    result = CodeTool.result(ExecutionResult("run", Outcome.OK, value=1, has_value=True, files=files))
 
     listed = (
         "files returned: chart.png (image/png, 12 bytes), fake.png (image/png, 4 bytes), table.csv (text/csv, 3 bytes)"
@@ -135,7 +135,7 @@ async def test_a_long_result_is_cut_for_the_model_wherever_it_comes_from(origin:
 def test_a_long_value_leaves_room_for_files_and_logs() -> None:
     logs = Logs((LogEntry("stdout", "first" + "y" * 60_000 + "last"),))
     files = (OutputFile("a.csv", "text/csv", 1, b"a"),)
-    text = code_result(
+    text = CodeTool.result(
         ExecutionResult("run", Outcome.OK, value="x" * 1_000_000, has_value=True, files=files, logs=logs)
     ).text
 

@@ -34,7 +34,7 @@ from toolcell.tools import (
     ToolResult,
     decode_tool_call,
 )
-from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
+from tools.toolkit import QUERY_SCHEMA, FakeRuntime
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -192,7 +192,7 @@ def test_a_name_of_a_property_is_refused_with_its_reasons() -> None:
         checker({"x": {"propertyNames": {"type": "array"}}}).check({"x": {"[" * 200 + "]" * 200: 1}})
 
 
-@pytest.mark.conforms("C16")
+@pytest.mark.conforms("C16", "EX-19", "C7")
 async def test_the_message_lists_problems_and_what_was_received() -> None:
     registry = ToolRegistry()
     registry.register("search", "Search the web for things", QUERY_SCHEMA, lambda args: "")
@@ -571,7 +571,7 @@ async def test_a_hostile_pattern_meets_a_hostile_text_and_nothing_hangs(pattern:
     assert "x: " in result.text
 
 
-@pytest.mark.conforms("C-b10")
+@pytest.mark.conforms("C-b10", "EX-17", "C23", "A16")
 async def test_a_near_miss_is_helped_along() -> None:
     async def search_documents(query: str, mode: str = "brief") -> str:
         """Search the documents for something."""
@@ -587,7 +587,7 @@ async def test_a_near_miss_is_helped_along() -> None:
 
     assert 'unknown property "qurey" (did you mean `query`?)' in misspelt.text
     assert "unknown tool: search_document (did you mean `search_documents`?)" in wrong_tool.text
-    assert "(did you mean `detailed`?)" in wrong_case.text
+    assert "(did you mean `detailed`?)" in wrong_case.text and "brief" in wrong_case.text
 
 
 @pytest.mark.conforms("V-18")
@@ -606,27 +606,6 @@ async def test_extras_are_dropped_with_a_warning_unless_the_schema_or_a_setting_
 
     assert received == {"silent": {"query": "x"}, "allowing": args, "strict": None}
     assert seen[0].warnings == ("unknown property 'zzz' was dropped",)
-
-
-@pytest.mark.conforms("C8", "C-b1")
-async def test_calls_from_plans_and_code_are_mended_and_checked_alike() -> None:
-    async def page(limit: int) -> int:
-        """Return the limit it was given."""
-        return limit
-
-    async def script(call_tool: Any) -> Any:
-        return await call_tool("page", {"limit": "3"})
-
-    registry = ToolRegistry([page])
-    registry.enable_plan_execution()
-    registry.enable_code_execution(FakeRuntime(script))
-    log = recorded(registry.events)
-
-    plan = await registry.execute("execute_plan", {"steps": [{"tool": "page", "args": {"limit": "3"}}]})
-    code = await registry.execute("execute_code", {"code": "..."})
-
-    assert plan.value[0]["result"] == code.value == 3
-    assert [event.args for event in log if event.tool == "page" and event.type.endswith("end")] == [{"limit": 3}] * 2
 
 
 def test_references_inside_a_schema_are_followed_and_circles_mend_nothing() -> None:

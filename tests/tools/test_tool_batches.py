@@ -63,7 +63,7 @@ async def test_the_number_of_workers_is_the_cap_or_the_number_of_calls(workers: 
     assert crowd.most == most
 
 
-@pytest.mark.conforms("F5", "F8")
+@pytest.mark.conforms("F5", "F8", "EX-4", "F1", "F4", "V-5")
 async def test_a_result_is_at_its_calls_place_whatever_ended_first() -> None:
     turns = [anyio.Event() for _ in range(5)]
 

@@ -12,24 +12,22 @@ import pytest
 
 from rows import each_row
 from tool_routes import ROUTES, answer_by
+from toolcell import Secrets, tool
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.run_state import RunState
+from toolcell.calls.run_state import JobTable, RunState
 from toolcell.compat import execute_with_context
 from toolcell.errors import UsageError
 from toolcell.tools import (
     AgentTool,
-    JobTable,
     Origin,
     RunContext,
-    Secrets,
     Status,
     ToolContext,
     ToolDefinition,
     ToolRegistry,
     ToolResult,
     current_context,
-    tool,
 )
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
 
@@ -356,7 +354,22 @@ async def test_a_completion_handle_works_from_any_thread_and_only_once() -> None
     assert completed == ["from a thread"]
 
 
-@pytest.mark.conforms("L-b2")
+@pytest.mark.conforms("EX-42", "L3")
+async def test_work_elsewhere_of_a_call_without_a_callback_runs_and_its_first_answer_is_the_result() -> None:
+    handles: list[Any] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        handles.append(callback)
+        return ToolResult.async_("started")
+
+    result = await ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)]).execute(
+        "start"
+    )
+
+    assert (result.status, result.text, handles) == (Status.PENDING, "started", [None])
+
+
+@pytest.mark.conforms("L-b2", "EX-42")
 @pytest.mark.parametrize("with_jobs", [False, True], ids=["callback", "job"])
 @pytest.mark.parametrize("late", ["again", "after the run was cancelled"])
 async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
@@ -544,7 +557,7 @@ class PropertyCounter(Counter):
         self._chat = chat
 
 
-@pytest.mark.conforms("K2", "K-b1", "K-b2")
+@pytest.mark.conforms("K2", "K-b1", "K-b2", "EX-41", "K1")
 @each_row("kind", [Counter, SlottedCounter, PropertyCounter])
 async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_chat(kind: type[Counter]) -> None:
     tool = kind()
@@ -555,14 +568,14 @@ async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_c
         answers.append((await execute_with_context(registry, "count", {}, "tg", chat)).value)
 
     async with anyio.create_task_group() as group:
-        for number in range(20):
+        for number in range(200):
             group.start_soon(call, str(number))
 
-    assert tool.number == 20
-    assert sorted(int(chat) for _, _, chat in answers) == list(range(20))
+    assert tool.number == 200
+    assert sorted(int(chat) for _, _, chat in answers) == list(range(200))
     assert {channel for _, channel, _ in answers} == {"tg"}
     assert (tool.channel, tool.chat_id, tool.callback) == ("", "", None)
-    assert (await registry.execute("count")).value == [21, "", ""]
+    assert (await registry.execute("count")).value == [201, "", ""]
 
 
 @pytest.mark.slow

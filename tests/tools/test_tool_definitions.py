@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rows import each_row
+from toolcell import tool
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.options import Origin
@@ -30,7 +31,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     ToolSpec,
-    tool,
 )
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-@pytest.mark.conforms("A4", "A5", "E1")
+@pytest.mark.conforms("A4", "A5", "E1", "EX-13", "EX-15")
 async def test_both_shapes_of_tool_objects_live_in_one_registry() -> None:
     class Single:
         name = "single"
@@ -65,12 +65,16 @@ async def test_both_shapes_of_tool_objects_live_in_one_registry() -> None:
     assert [(await registry.execute(name)).text for name in registry] == ["one", "first", "second"]
 
 
-@pytest.mark.conforms("A8", "A9", "A7")
-def test_builder_types_are_those_of_json_schema_and_the_order_is_kept() -> None:
+@pytest.mark.conforms("A8", "A9", "A7", "EX-28", "EX-30")
+async def test_builder_types_are_those_of_json_schema_and_the_order_is_kept() -> None:
     built = Tool("all", "A parameter of every type there is.")
     for number, kind in enumerate(("string", "integer", "number", "boolean", "array", "object")):
         built = built.param(f"p{number}", kind, kind) if number % 2 else built.param_opt(f"p{number}", kind, kind)
-    definition = built.call(lambda args: "x").definition
+    definition = built.call(lambda args: f"{args['p1']} and {args.get('p0', 'nothing')}").definition
+    registry = ToolRegistry([built])
+
+    assert (await registry.execute("all", {"p1": 1, "p3": True, "p5": {}})).text == "1 and nothing"
+    assert '"p1"' in (await registry.execute("all", {"p3": True, "p5": {}})).message
 
     assert definition.parameters["required"] == ["p1", "p3", "p5"]
     assert [part["type"] for part in definition.parameters["properties"].values()] == [
@@ -81,6 +85,8 @@ def test_builder_types_are_those_of_json_schema_and_the_order_is_kept() -> None:
         "array",
         "object",
     ]
+    with pytest.raises(RegistrationError, match=r"'bare'.*'strng'"):
+        Tool("bare", "A tool without a function.").param("x", "strng", "")
     with pytest.raises(RegistrationError, match="comes last"):
         built.param("late", "string", "too late")
     with pytest.raises(RegistrationError, match="no function"):
@@ -122,7 +128,7 @@ def test_the_core_works_with_no_built_in_tool_and_no_model_sdk() -> None:
     assert ran.stdout.split() == ["error", "[]"]
 
 
-@pytest.mark.conforms("A15")
+@pytest.mark.conforms("A15", "EX-14", "A14")
 async def test_tools_given_with_a_run_replace_the_agents_own_and_enabled_ones_come_after() -> None:
     async def usual() -> str:
         """The tool the agent usually has."""
@@ -294,20 +300,6 @@ def test_a_definition_is_no_data() -> None:
     assert pickle.loads(pickle.dumps(definition)) == copy.deepcopy(definition) == definition
     with pytest.raises(AttributeError, match="a ToolDefinition does not change"):
         definition.name = "other"
-
-
-@each_row("model", ["gpt-5", "gemini-2.5-pro", "mistral-large"])
-def test_a_tool_that_strict_mode_cannot_have_is_sent_as_its_model_takes_it(model: str) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"any": {"type": "object"}, "part": {"$ref": "#/$defs/part"}},
-        "$defs": {"part": {"type": "object", "properties": {"n": {"type": "integer"}}}},
-    }
-    definition = ToolDefinition("search", "Search the web for things", schema)
-
-    sent = definition.to_openai(model, strict=True)["function"]
-    assert sent["strict"] is False
-    assert sent["parameters"] == definition.to_openai(model)["function"]["parameters"]
 
 
 @pytest.mark.conforms("A-b4")

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from rows import each_row
-from toolcell import Runtime
+from toolcell import Secrets
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.errors import ToolError
-from toolcell.testing import FakeBackend
 from toolcell.tools import (
     Approve,
     Call,
@@ -22,7 +20,6 @@ from toolcell.tools import (
     Override,
     Rewrite,
     RunContext,
-    Secrets,
     ToolRegistry,
     ToolResult,
     approval_hook,
@@ -137,22 +134,6 @@ SECRETS = Secrets({"key": "hunter2secret"})
 LONG = "x" * 500
 
 
-def fails() -> ToolResult:
-    return ToolResult.fail("ssn 1", facts={"ssn": 1}, output="ssn 1")
-
-
-def raises() -> ToolResult:
-    raise ToolError("ssn 1", details={"ssn": 1})
-
-
-def crashes() -> ToolResult:
-    raise ValueError("ssn 1")
-
-
-def answers() -> ToolResult:
-    return ToolResult.ok("ssn 1", value={"ssn": 1}, for_user="ssn 1")
-
-
 async def readers(registry: ToolRegistry, secrets: Secrets) -> dict[str, Any]:
     """What everybody can read of a call of `work`."""
 
@@ -172,19 +153,6 @@ async def readers(registry: ToolRegistry, secrets: Secrets) -> dict[str, Any]:
         "agent": repr((await Agent(model, tools=registry).run("go", context=run)).messages),
         "events": repr([event for event in events if event["type"] == "tool_execution_end"]),
     }
-
-
-@pytest.mark.conforms("G5", "B3")
-@each_row("work", [answers, fails, raises, crashes])
-async def test_content_of_an_after_hook_replaces_what_the_tool_said_for_every_reader(work: Any) -> None:
-    registry = ToolRegistry()
-    registry.register("work", "Do something with private data.", None, lambda args: work())
-    registry.add_hook(after=lambda call, result: Override(content="withheld"))
-
-    seen = await readers(registry, Secrets())
-
-    assert {reader: "ssn" in text for reader, text in seen.items()} == dict.fromkeys(seen, False)
-    assert {reader: "withheld" in text for reader, text in seen.items()} == dict.fromkeys(seen, True)
 
 
 REWRITES: dict[str, Any] = {
@@ -219,22 +187,3 @@ async def test_what_an_after_hook_writes_is_bounded_like_what_a_tool_writes(chan
 
     assert len(result.text) <= 100
     assert result.meta.truncated or (result.error is not None and result.error.code == ErrorCode.TOO_LARGE)
-
-
-@pytest.mark.slow
-@pytest.mark.conforms("G4", "G-b2")
-@each_row("work", [answers, fails, raises, crashes])
-async def test_a_script_reads_what_an_after_hook_wrote_also_of_a_tool_that_crashed(work: Any) -> None:
-    registry = ToolRegistry()
-    registry.register("work", "Do something with private data.", None, lambda args: work())
-    registry.add_hook(after=lambda call, result: Override(content="withheld"))
-    source = (
-        "try:\n    set_result(call_tool('work'))\nexcept ToolError as exc:\n    set_result([str(exc), exc.details])"
-    )
-
-    async with Runtime(registry, backend=FakeBackend(), allow_unisolated=True) as runtime:
-        result = await runtime.execute_code(source)
-
-    assert result.ok
-    assert "withheld" in repr(result.value)
-    assert "ssn" not in repr(result)

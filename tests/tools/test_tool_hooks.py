@@ -14,7 +14,7 @@ from rows import each_row
 from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.run_state import RunState
+from toolcell.calls.run_state import JobTable, RunState
 from toolcell.errors import ToolAbort
 from toolcell.tools import (
     Approve,
@@ -22,9 +22,7 @@ from toolcell.tools import (
     Call,
     Deny,
     Edit,
-    File,
     Hook,
-    JobTable,
     Override,
     Rewrite,
     RunContext,
@@ -112,34 +110,6 @@ async def test_an_after_hook_replaces_what_it_sets_and_keeps_the_rest() -> None:
     assert (stopped.text, stopped.terminate) == ("text", True)
     assert (failed.text, failed.is_error) == ("text", True)
     assert (replaced.text, replaced.meta.tool) == ("all new", "work")
-
-
-@pytest.mark.conforms("G4", "G5")
-@each_row("route", ["model", "plan", "code"])
-async def test_content_set_by_an_after_hook_is_all_that_anybody_gets_of_structured_data(route: str) -> None:
-    registry = ToolRegistry()
-
-    @registry.tool
-    async def rows() -> ToolResult:
-        """Return data, text and a file."""
-        return ToolResult.ok("secret", value={"secret": 1}, files=(File("secret.csv", b"secret"),))
-
-    async def script(call_tool: Any) -> Any:
-        return await call_tool("rows")
-
-    registry.add_hook(after=lambda call, result: Override(content="withheld") if call.name == "rows" else None)
-    registry.enable_plan_execution()
-    registry.enable_code_execution(FakeRuntime(script))
-    asked = {
-        "model": ("rows", {}),
-        "plan": ("execute_plan", {"steps": [{"tool": "rows", "args": {}}]}),
-        "code": ("execute_code", {"code": "..."}),
-    }
-
-    result = await registry.execute(*asked[route])
-
-    assert "withheld" in result.text
-    assert "secret" not in repr(result)
 
 
 @pytest.mark.conforms("G5", "V-17")

@@ -17,7 +17,6 @@ from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.result import TokenUsage, to_json
 from toolcell.errors import ToolAbort, ToolError
-from toolcell.testing import FakeBackend
 from toolcell.tools import Block, Call, Feature, File, RunContext, ToolRegistry, ToolResult
 from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, PlanError, look_up, read_plan
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
@@ -54,7 +53,7 @@ def step(tool: str, _id: str | None = None, **args: Any) -> dict[str, Any]:
     return made if _id is None else made | {"id": _id}
 
 
-@pytest.mark.conforms("P1", "P2", "P16")
+@pytest.mark.conforms("P1", "P2", "P16", "EX-6")
 async def test_plans_are_offered_to_agents_and_networks_alike_when_enabled() -> None:
     for kind in (Agent, lambda model, **options: Network(model, {}, **options)):
         on, off = ScriptedModel(["done"]), ScriptedModel(["done"])
@@ -76,7 +75,7 @@ def test_the_schema_asks_for_steps_of_a_tool_and_its_arguments() -> None:
     assert (items["properties"]["tool"]["type"], items["properties"]["args"]["type"]) == ("string", "object")
 
 
-@pytest.mark.conforms("P5", "P6", "P8", "P12", "P-b3")
+@pytest.mark.conforms("P5", "P6", "P8", "P12", "P-b3", "EX-7", "P7", "V-7")
 async def test_rows_have_exactly_the_keys_of_their_status_in_the_order_of_the_steps() -> None:
     async def nothing() -> None:
         """Return nothing at all."""
@@ -120,6 +119,8 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "recursive": ({"tool": "execute_plan", "args": {"steps": []}}, "cannot call execute_plan"),
     "no object": ("fetch", "must be an object"),
     "null": (None, "must be an object"),
+    "an id that is a list": ({"tool": "fetch", "args": {}, "id": [1]}, "id: must be string"),
+    "a timeout of text": ({"tool": "fetch", "args": {}, "timeout_s": "x"}, "timeout_s: must be number"),
     "a timeout that is none": ({"tool": "fetch", "args": {}, "timeout_s": -1}, "timeout_s"),
 }
 
@@ -171,7 +172,7 @@ async def test_a_step_that_needs_a_malformed_one_is_skipped_and_an_aborting_plan
     assert aborted[0]["status"] == "error" and aborted[1]["status"] == "skipped"
 
 
-@pytest.mark.conforms("P11", "P10")
+@pytest.mark.conforms("P11", "P10", "EX-8")
 @each_row(
     ("args", "text"),
     [
@@ -394,7 +395,7 @@ async def test_results_stay_data_and_too_much_of_it_is_cut_step_by_step() -> Non
     assert rows[0]["result"] == [0, 1, 2]
     assert [row.get("truncated", False) for row in rows] == [False, True, True, True]
     assert "characters cut" in rows[1]["result"]
-    assert len(result.text) < MAX_OUTPUT_CHARS * 1.05
+    assert len(result.text) < MAX_OUTPUT_CHARS * 1.05 and len(str(rows)) < MAX_OUTPUT_CHARS * 1.05
 
 
 @pytest.mark.conforms("P-b4")
@@ -619,30 +620,3 @@ async def test_a_name_that_no_tool_can_have_is_cut_in_its_row() -> None:
     rows = await plan(planning(), step("e" * 100_000))
 
     assert len(json.dumps(rows)) < 1000
-
-
-@pytest.mark.conforms("B-b5")
-@each_row("route", ["model", "program", "runtime"])
-async def test_a_plan_is_not_told_the_text_of_an_exception_as_a_script_is_not(route: str) -> None:
-    registry = ToolRegistry()
-
-    @registry.tool
-    async def connect() -> None:
-        """Connect to the database of the host."""
-        raise ConnectionError("database password=hunter2 is wrong")
-
-    @registry.tool
-    async def refuse() -> None:
-        """Refuse with words that are for whoever called."""
-        raise ToolError("it is closed on Sundays")
-
-    registry.enable_plan_execution()
-    steps = [step("connect"), step("refuse")]
-    if route == "model":
-        told = (await registry.execute("execute_plan", {"steps": steps})).text
-    elif route == "program":
-        told = str((await registry.run_plan({"steps": steps}, RunContext())).value)
-    else:
-        async with Runtime(registry, backend=FakeBackend(), allow_unisolated=True) as runtime:
-            told = str(await runtime.execute_plan(steps))
-    assert "hunter2" not in told and "the tool raised ConnectionError" in told and "closed on Sundays" in told

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rows import each_row
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.calls.options import Origin
+from toolcell.calls.options import CallPolicy, Origin
 from toolcell.compat import execute_with_context, register_or_replace
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import Block, CallPolicy, RunContext, ToolContext, ToolRegistry
+from toolcell.tools import Block, RunContext, ToolContext, ToolRegistry
 from tools.toolkit import FakeRuntime
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
@@ -187,7 +187,7 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.conforms("M-b1", "M1", "G-b2", "N-b3", "R6")
+@pytest.mark.conforms("M-b1", "M1", "G-b2", "N-b3", "R6", "EX-27", "EX-34")
 @each_row("path", PATHS, ids=lambda path: path.__name__)
 async def test_no_path_leads_to_a_forbidden_tool(path: Any) -> None:
     for rule in ("none", "exact", "glob", "allow-list", "hook"):

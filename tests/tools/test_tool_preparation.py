@@ -26,7 +26,7 @@ def with_prepare(prepare: Any, log: list[str] | None = None) -> ToolRegistry:
     return registry
 
 
-@pytest.mark.conforms("D1", "D4")
+@pytest.mark.conforms("D1", "D4", "EX-20", "D2")
 async def test_preparation_comes_after_the_start_and_before_validation_hooks_and_the_tool() -> None:
     log: list[str] = []
 

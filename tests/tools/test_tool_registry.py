@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rows import each_row
+from toolcell import Secrets
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.call import Call
 from toolcell.compat import execute_with_context, get_definitions
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolRegistry, ToolResult
+from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolRegistry, ToolResult
 from toolcell.tools.spec import Proceed
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+QUERY: dict[str, Any] = {"type": "object", "required": ["q"], "properties": {"q": {"type": "string"}, "n": {}}}
 
 
 def with_tools(*names: str, **settings: Any) -> ToolRegistry:
@@ -44,35 +49,39 @@ async def test_no_arguments_are_no_arguments_however_they_are_written(nothing: A
     assert [result.text for result in results] == ["a", "a", "a"]
 
 
-@pytest.mark.conforms("E6", "E7")
+@pytest.mark.conforms("E6", "E7", "EX-29", "A6", "EX-35", "EX-36", "EX-1", "A3")
 def test_one_registry_speaks_every_format() -> None:
-    registry = with_tools("a")
-    text = "The tool that is called a"
+    registry, text = ToolRegistry(), "The tool that is called a"
+    registry.register("a", text, QUERY, lambda args: "a", blocking=False)
 
     assert (
         get_definitions(registry)
         == registry.to_provider_defs()
-        == [{"type": "function", "function": {"name": "a", "description": text, "parameters": EMPTY}}]
+        == [{"type": "function", "function": {"name": "a", "description": text, "parameters": QUERY}}]
     )
-    assert registry.schemas() == [{"name": "a", "description": text, "input_schema": EMPTY}]
+    assert json.dumps(registry.schemas()) == json.dumps([{"name": "a", "description": text, "input_schema": QUERY}])
     assert registry.to_mcp() == [
         {
             "name": "a",
             "description": text,
-            "inputSchema": EMPTY,
+            "inputSchema": QUERY,
             "annotations": {"readOnlyHint": False, "idempotentHint": False, "destructiveHint": False},
         }
     ]
 
 
-@pytest.mark.conforms("E8", "E-b5", "J4")
+@pytest.mark.conforms("E8", "E-b5", "J4", "EX-2", "E2", "V-4")
 async def test_an_unknown_tool_is_a_result_that_lists_what_there_is_within_bounds() -> None:
     few, many = with_tools("alpha", "beta"), with_tools(*(f"tool_{number}" for number in range(50)))
 
+    full = with_tools(*(f"tool_{number}" for number in range(20)))
+
     listed = await few.execute("gamma")
+    all_listed = await full.execute("gamma")
     bounded = await many.execute("gamma")
 
     assert listed.text == "unknown tool: gamma; available tools: alpha, beta"
+    assert all_listed.text.endswith(", tool_19")
     assert "tool_19 and 30 more" in bounded.text
     assert "tool_20" not in bounded.text
     assert listed.error is not None

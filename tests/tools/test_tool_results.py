@@ -14,20 +14,18 @@ from pydantic import BaseModel
 
 from rows import each_row
 from tool_routes import ROUTES, answer_by
-from toolcell import Runtime, compat
+from toolcell import Runtime, Secrets, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.result import TokenUsage
-from toolcell.calls.run_state import RunState
+from toolcell.calls.run_state import JobTable, RunState
 from toolcell.errors import ToolError
 from toolcell.support.text import cut_text
 from toolcell.tools import (
     ErrorCode,
     File,
     Image,
-    JobTable,
     RunContext,
-    Secrets,
     Status,
     Text,
     ToolContext,
@@ -57,25 +55,28 @@ def test_the_model_reads_the_attached_exception_when_there_is_no_text() -> None:
     assert ToolResult.ok("fine").with_error(ValueError("disk full")).text == "fine"
 
 
-@pytest.mark.conforms("B12")
+@pytest.mark.conforms("B12", "EX-31", "B11", "J6")
 async def test_failure_is_a_flag_beside_the_text_whatever_the_text_begins_with() -> None:
     async def read() -> str:
         """Read a file that looks like an error."""
         return "error: this is the content of the file"
 
-    async def fail() -> ToolResult:
-        """Fail with a message."""
-        return ToolResult.fail("no such file")
+    async def fetch(url: str) -> ToolResult:
+        """Fetch a page, of no file."""
+        return ToolResult.fail(f"Cannot fetch local file URLs: {url}")
 
-    model = ScriptedModel([calls(("read", {}), ("fail", {})), "done"])
-    config = ToolLoopConfig(provider=model, tools=ToolRegistry([read, fail]), error_style="error:")
+    url, registry = {"url": "file:///etc/passwd"}, ToolRegistry([read, fetch])
+    model = ScriptedModel([calls(("read", {}), ("fetch", url)), "done"])
+    config = ToolLoopConfig(provider=model, tools=registry, error_style="error:")
 
     run = await run_tool_loop(config, [user("go")])
 
     good, bad = run.messages[2:4]
     assert good == {"role": "tool", "content": "error: this is the content of the file", "tool_call_id": "call_0_read"}
-    assert bad["content"] == "error: no such file"
+    assert bad["content"] == "error: Cannot fetch local file URLs: file:///etc/passwd"
     assert bad["is_error"] is True
+    assert model.requests[1].messages[-1]["content"] == bad["content"]
+    assert compat.observed(await registry.execute("fetch", url)) == f"ERROR: {bad['content'][7:]}"
 
 
 PICTURE = Image(b"\x89PNG\r\n\x1a\n")
@@ -371,23 +372,6 @@ def test_cutting_keeps_beginning_and_end_and_never_splits_a_character(text: str,
         assert text.endswith(tail.partition("cut ...]\n")[2])
 
 
-@pytest.mark.conforms("B-b6")
-async def test_a_result_that_was_cut_says_so() -> None:
-    async def read() -> str:
-        """Read something long."""
-        return "a" * 500 + "z" * 500
-
-    registry = ToolRegistry()
-    registry.add(read, max_result_bytes=200)
-
-    result = await registry.execute("read")
-
-    assert result.meta.truncated
-    assert 195 <= len(result.text.encode()) <= 200
-    assert result.text.startswith("aaa")
-    assert result.text.endswith("zzz")
-
-
 @pytest.mark.conforms("B-b7", "B13")
 async def test_results_do_not_change_and_carry_their_call() -> None:
     async def act() -> ToolResult:
@@ -541,38 +525,3 @@ async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str
 async def test_a_declared_type_that_takes_no_text_makes_data_of_it(returns: Any, text: str, value: Any) -> None:
     result = await searching(text, returns=returns).execute("web_search")
     assert (result.value, result.has_value, result.text) == (value, True, text)
-
-
-async def test_a_secret_is_taken_out_of_every_part_of_a_result() -> None:
-    """Of each field that can hold text, also deep in data and where a tool fails."""
-    secret, registry = "tok-51fa0c9d7e", ToolRegistry()
-
-    @registry.tool
-    async def leak() -> ToolResult:
-        """Return a secret in every way."""
-        data = {"deep": [{secret: secret}, f"<{secret}>"]}
-        return dataclasses.replace(
-            ToolResult.ok(secret, value=data, details=data),
-            parts=(Text(secret), Image(secret.encode(), "image/png"), File(secret, secret.encode())),
-            files=(File(secret, secret.encode()),),
-            for_user=secret,
-        )
-
-    @registry.tool
-    async def fail() -> ToolResult:
-        """Fail with a secret in every way."""
-        return ToolResult.fail(secret, code=secret, facts={"deep": [{secret: secret}]})
-
-    @registry.tool
-    async def crash() -> None:
-        """Raise a secret."""
-        raise ValueError(secret)
-
-    context = RunContext(secrets=Secrets({"token": secret}))
-    results = [await registry.dispatch(name, {}, context=context) for name in ("leak", "fail", "crash")]
-
-    for result in results:
-        for each in dataclasses.fields(result):
-            if each.name != "exc":
-                assert secret not in repr(getattr(result, each.name)), each.name
-    assert "deep" in str(results[0].value) and "deep" in str(results[0].details)

@@ -106,7 +106,7 @@ def test_every_constraint_reaches_the_schema() -> None:
     }
 
 
-@pytest.mark.conforms("C6", "C-b3")
+@pytest.mark.conforms("C6", "C-b3", "EX-18")
 def test_nested_records_are_inline_and_closed_at_every_level() -> None:
     schema = ToolDefinition.from_model("x", "Takes nested records", Outer).parameters
     text = json.dumps(schema)
@@ -323,3 +323,5 @@ async def test_a_pattern_that_takes_long_to_compile_is_refused_before_it_is_comp
 
     assert result.error is not None and result.error.code == "invalid_arguments"
     assert (await registry.dispatch("find", {"pattern": "(a|b)" * 200, "more": []})).text == "(a|b)" * 200
+    described = next(each for each in registry.definitions() if each.name == "find").parameters["properties"]
+    assert described["pattern"]["maxLength"] == 1000

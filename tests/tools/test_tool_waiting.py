@@ -289,3 +289,13 @@ async def test_a_call_that_wants_every_place_and_is_cancelled_gives_back_those_t
     assert workers.free == 3
     with anyio.fail_after(PATIENCE_S):
         await workers.take_all()
+
+
+async def test_what_begins_to_wait_in_a_run_that_was_cancelled_does_not_wait() -> None:
+    state = RunState()
+    state.cancel("enough")
+
+    with anyio.fail_after(PATIENCE_S), state.cancellable() as scope:
+        await anyio.sleep_forever()
+
+    assert scope.cancelled_caught and not state.scopes

@@ -175,7 +175,7 @@ def as_text(value: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.conforms("A2", "A-b3")
+@pytest.mark.conforms("A2", "A-b3", "EX-16", "A13")
 async def test_every_reader_gets_what_the_tool_returned_whatever_the_form_of_the_tool(tmp_path: Path) -> None:
     async with Runtime(pool=PoolConfig(warm=1)) as scripts:
         registry = ToolRegistry(max_batch=None)

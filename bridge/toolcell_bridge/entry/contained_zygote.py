@@ -236,8 +236,7 @@ class ContainedZygote:
                 bridge, out, err, control = descriptors
                 self._open(number, RlimitPlan(**plan), FileRoom(**message["room"]), (bridge, out, err), control)
             case {"kill": number}:
-                child = self._children.get(number)
-                if child is not None:
+                if (child := self._children.get(number)) is not None:
                     with suppress(OSError):
                         child.socket.send(KILL, socket.MSG_DONTWAIT)
             case {"lower": number, "rlimits": plan}:

@@ -11,11 +11,12 @@ from typing import NoReturn
 from toolcell_bridge import __version__
 from toolcell_bridge.entry.fork_handlers import HANDLERS
 from toolcell_bridge.guest.channel import Channel
-from toolcell_bridge.guest.rehearsal import Rehearsal
+from toolcell_bridge.guest.rehearsal import ANSWER, SCRIPT, Rehearsal, script_message
 from toolcell_bridge.guest.runner import Runner
 from toolcell_bridge.isolation.guest_paths import WORKSPACE
+from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello, ToolReturn
 
 SCRIPT_WITHIN_MS = 1
 """A script that waits for a sandbox comes within this time after Hello, and then does not wait for a rehearsal. Where
@@ -48,13 +49,14 @@ class ForkedGuest:
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
     def try_out(self, *, is_repeatable: bool) -> None:
-        """Write to the pages that sandboxes write to. Only for a process that ends then."""
-        self._rehearsal.run()
-        if is_repeatable:
-            from toolcell_bridge.guest import determinism  # a zygote has loaded it
-
-            determinism.seed(0)
-            determinism.set_clock(0.0)
+        """Serve one script as a sandbox does, with all messages of the host on the bridge beforehand. The process must
+        exit afterwards."""
+        host, guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # each message is received by itself
+        os.dup2(guest.fileno(), self._bridge.fileno())
+        for message in (script_message(SCRIPT, 0 if is_repeatable else None), encode(ToolReturn(1, ANSWER))):
+            host.send(message)
+        host.shutdown(socket.SHUT_WR)
+        self._serve(self._runner, is_copied=True)
 
     def pack_hello(self, layers: dict[str, str]) -> None:
         """Make what `serve` sends first. In a zygote where all have the same layers: it costs a child 0.15 ms."""
@@ -65,11 +67,13 @@ class ForkedGuest:
 
         `is_copied`: the pages that it will write to are its own already.
         """
-        runner = self._runner if workspace == WORKSPACE else Runner(self._channel, workspace)
+        self._serve(self._runner if workspace == WORKSPACE else Runner(self._channel, workspace), is_copied)
+        os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again
+
+    def _serve(self, runner: Runner, is_copied: bool) -> None:
         HANDLERS.register()
         self._channel.stay_here()
         self._bridge.sendall(self._hello)
         if not is_copied and not self._poll.poll(SCRIPT_WITHIN_MS):
             self._rehearsal.run()
         runner.serve()
-        os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again

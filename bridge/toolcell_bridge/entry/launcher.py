@@ -87,6 +87,7 @@ def _wait_for_zygote(pid: int) -> int:
 def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
     """Carry out steps 1 to 5 and return the zygote's pid."""
     sys.path.insert(0, os.path.abspath(os.path.join(__file__, "..", "..", "..")))
+    from toolcell_bridge.isolation.oom import prefer_in_oom_killer
     from toolcell_bridge.isolation.root import ALL, build, clone, id_map, write_maps
     from toolcell_bridge.isolation.syscalls import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_PDEATHSIG, prctl, unshare
 
@@ -113,6 +114,7 @@ def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
         except BaseException as exc:
             _report(control, exc)
             os._exit(1)
+    prefer_in_oom_killer(str(pid), proc)  # and so all its sandboxes
     write_maps(proc, str(pid), uids, gids, deny_setgroups=ids is None)
     os.close(mapped[0])
     os.write(mapped[1], b"1")

@@ -193,8 +193,7 @@ def _unlock_sqlite() -> None:
         library.sqlite3_vfs_find.restype = ctypes.c_void_p
         library.sqlite3_vfs_register.argtypes = (ctypes.c_void_p, ctypes.c_int)
         library.sqlite3_initialize()
-        found = library.sqlite3_vfs_find(b"unix-none")
-        if found:
+        if found := library.sqlite3_vfs_find(b"unix-none"):
             library.sqlite3_vfs_register(found, 1)
     except (OSError, AttributeError):
         return

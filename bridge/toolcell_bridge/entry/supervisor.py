@@ -39,6 +39,7 @@ from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation import landlock, rlimits
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges, set_undumpable
+from toolcell_bridge.isolation.oom import prefer_in_oom_killer
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import (
     PR_SET_CHILD_SUBREAPER,
@@ -50,9 +51,6 @@ from toolcell_bridge.isolation.syscalls import (
 )
 
 DIRECTORIES = ("work", "tmp", "shm")
-
-OOM_SCORE = b"500"
-"""When the container is out of memory, the kernel must kill a guest, not a supervisor or the zygote."""
 
 NICE = 19
 """The nice value of guests: the supervisor and the zygote run first and can end a guest, however many
@@ -90,8 +88,7 @@ class SandboxSlot:
 def scope_signals(abi: int) -> None:
     """Enter a Landlock domain that scopes signals and abstract sockets, and restricts nothing else."""
     # A ruleset that does not handle REFER denies it.
-    scopes = landlock.handled(abi).scopes
-    attribute = landlock.Handled(landlock.REFER, 0, scopes).attribute()
+    attribute = landlock.Handled(landlock.REFER, 0, landlock.handled(abi).scopes).attribute()
     ruleset = syscall("landlock_create_ruleset", attribute, len(attribute), 0)
     try:
         landlock.add_path(ruleset, "/", landlock.REFER, abi)
@@ -179,8 +176,7 @@ def _wait_for_end(slot: SandboxSlot, wake: int, guest: int, signal_all: SignalAl
         if slot.zygote in ready:
             return ""
         if slot.control in ready:
-            word = os.read(slot.control, 1)
-            if word == ASK:
+            if (word := os.read(slot.control, 1)) == ASK:
                 os.kill(guest, ASK_SIGNAL)  # not reaped yet, so the number is still the guest's
             elif word == INTERRUPT:
                 os.kill(guest, INTERRUPT_SIGNAL)
@@ -269,15 +265,7 @@ def _become_guest(
 def _prefer_in_oom_killer() -> None:
     # Root owns /proc/self while the process is undumpable, as the zygote is.
     prctl(PR_SET_DUMPABLE, 1)
-    try:
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, OOM_SCORE)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EROFS):
-            raise
+    prefer_in_oom_killer("/proc/self")
     set_undumpable()
 
 
@@ -372,8 +360,7 @@ def excess(directory: str, room: FileRoom) -> str:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     count += 1
-                    status = entry.stat(follow_symlinks=False)
-                    used_bytes += status.st_blocks * BLOCK_BYTES
+                    used_bytes += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
                     if used_bytes > room.disk_bytes:

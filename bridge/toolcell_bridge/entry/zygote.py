@@ -111,10 +111,11 @@ class Zygote:
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
         self._to_load = [*COMMON_MODULES, *GUEST_MODULES]
+        self._forks = 0
         self._is_repeatable = "PYTHONHASHSEED" in os.environ
         self._warm_ups = WARM_UPS
-        self._copied = b""
-        """Pages that every child writes to."""
+        self._pages: page_copies.Pages = {}
+        """What every child needs."""
         self._heap: ImmortalHeap | None = None
         """While it is made immortal."""
         self._events = select.epoll()  # before it is taken away from scripts
@@ -162,8 +163,11 @@ class Zygote:
                 self._settle()
 
     def _patience_s(self) -> float | None:
-        """How long to wait for an event before the next step of what makes later sandboxes quicker."""
-        if self._to_load and self._children:
+        """How long to wait for an event before the next step of what makes later sandboxes quicker.
+
+        The first sandbox may be the only one, as for `toolcell run`: it would end later, and nobody would gain.
+        """
+        if self._to_load and self._children and self._forks > 1:
             return IDLE_S  # such a step can take long
         return None if self._heap is None else 0.0
 
@@ -172,10 +176,10 @@ class Zygote:
         gc.collect()
         gc.freeze()
         assert self._settings is not None
-        self._copied = b""
+        self._pages = {}
         # Without them a sandbox rehearses. Nothing that a package has is imported here.
         with suppress(OSError, MemoryError), preparation.without_packages():
-            self._copied = page_copies.find_copied(
+            self._pages = page_copies.find_pages(
                 partial(self._settings.guest.try_out, is_repeatable=self._is_repeatable), self._proc
             )
 
@@ -223,6 +227,7 @@ class Zygote:
             self._take_settings(request["settings"])
         assert self._settings is not None
         pid = self._fork(self._settings, request["outer_id"], descriptors)
+        self._forks += 1
         pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
@@ -250,7 +255,7 @@ class Zygote:
             guest = ForkedGuest(self._bridge, settings["frame_bytes"])
             guest.pack_hello(self._isolation.layers)
             guest.warm_up()
-            self._copied = b""  # which were the pages of another guest
+            self._pages = {}  # those were of another guest
         limits = RlimitPlan(**settings["rlimits"])
         self._settings = SandboxSettings(
             guest, settings["disk_bytes"], settings["inodes"], numbered(limits), limits.processors
@@ -284,12 +289,11 @@ class Zygote:
             for cgroup in descriptors[3:]:
                 os.write(cgroup, b"0")
             # In its own cgroup, which has to count them.
-            is_copied = page_copies.copy(self._copied) > 0
+            is_copied = page_copies.populate(self._pages) > 0
             # Its own session. Otherwise kill(0, ...) goes to the zygote and every other sandbox.
             os.setsid()
             # Its own open file. Otherwise it shares the flags with every other sandbox.
-            null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            os.dup2(null, 0)
+            os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
             self._isolation.apply(plan, self._proc, BRIDGE + 1)
             guest.serve(is_copied=is_copied)
         except BaseException as exc:
@@ -298,7 +302,6 @@ class Zygote:
             os._exit(1)
 
     def _reap(self, pidfd: int) -> None:
-        """Report the end of a child."""
         pid, number = self._children.pop(pidfd)
         self._events.unregister(pidfd)
         os.close(pidfd)

@@ -335,8 +335,7 @@ class Channel:
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, (ToolReturn, ToolFail)):
-            reply = self._pending.pop(message.id, None)
-            if reply is not None:
+            if (reply := self._pending.pop(message.id, None)) is not None:
                 reply.has_tables = self._connection.has_tables
                 reply.answer = message
                 if reply.on_answer is not None:

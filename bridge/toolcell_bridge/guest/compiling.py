@@ -120,8 +120,7 @@ def _is_one_call(value: types.CodeType, source: str, line: int) -> bool:
     lines = source.rstrip().split("\n")
     last = line + len(lines) - 1, len(lines[-1].encode())
     found = {each[1::2] for each in value.co_positions() if each[0] == line and each[2] == 0}
-    is_call = source.startswith(f"{SET_RESULT}(")
-    return is_call and found - {(line, 0)} == {(line, len(SET_RESULT)), last}
+    return source.startswith(f"{SET_RESULT}(") and found - {(line, 0)} == {(line, len(SET_RESULT)), last}
 
 
 def _compiled(tree: Any, compiled: Callable[[Any], Any], changed: Callable[[Any], Any] | None) -> Any:

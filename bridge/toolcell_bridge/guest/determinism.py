@@ -133,8 +133,7 @@ def seed(number: int) -> None:
     _uuid._generate_time_safe = _uuid._UuidCreate = None
     _uuid._node = _entropy.getrandbits(48) | 1 << 40
     os.register_at_fork(before=_count_fork, after_in_child=_seed_child)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number % 2**32)
 
 
@@ -151,8 +150,7 @@ def _seed_child() -> None:
     """Python has just seeded `random` from the kernel."""
     _seed_random(_entropy, f"{_entropy.getrandbits(64)} {_forks}")
     random.seed(_entropy.getrandbits(64))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(_entropy.getrandbits(32))
 
 

@@ -108,8 +108,7 @@ HEAD_BYTES = 8192
 
 def media_type(name: str, head: bytes) -> str:
     """Media type by the end of the name, else by the first bytes."""
-    known = MEDIA_TYPES.get(name.rpartition(".")[2].lower())
-    if known:
+    if known := MEDIA_TYPES.get(name.rpartition(".")[2].lower()):
         return known
     for start, magic, kind in MAGIC:
         if head.startswith(magic, start):

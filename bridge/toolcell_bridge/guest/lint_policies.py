@@ -448,8 +448,7 @@ def _restricted_builtins() -> dict[str, object]:
 
 
 def _change_item(symbol: str, target: Any, key: Any, operand: Any) -> None:
-    value = _IN_PLACE[symbol](default_guarded_getitem(target, key), operand)
-    guarded_write(target)[key] = value
+    guarded_write(target)[key] = _IN_PLACE[symbol](default_guarded_getitem(target, key), operand)
 
 
 def _change_attribute(symbol: str, target: Any, name: str, operand: Any) -> None:

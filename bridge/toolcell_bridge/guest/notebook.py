@@ -134,7 +134,8 @@ class ShellRequests:
         }
         if asked["kind"] != "execute":
             if asked["kind"] == "changed_files":
-                self._return_changed_files(names["set_result"])
+                if changed := self._changed_files():
+                    names["set_result"](None, changed)
             else:
                 shell.send("reply", content=answers[asked["kind"]](shell, source, asked))
             return
@@ -189,11 +190,6 @@ class ShellRequests:
         if error is not None:
             raise error.with_traceback(_of_cell(error.__traceback__))
 
-    def _return_changed_files(self, set_result: Callable[..., None]) -> None:
-        """Return the files that were written since the last time."""
-        if changed := self._changed_files():
-            set_result(None, changed)
-
     def _changed_files(self) -> list[str]:
         write_out_files()
         before, self._versions = self._versions, files.find_versions(["."], SCRIPTS.workspace)
@@ -215,12 +211,11 @@ class ShellRequests:
             found = list(rectify_completions(source, shell.Completer.completions(source, at)))[:MOST_COMPLETIONS]
         kinds = [{"start": each.start, "end": each.end, "text": each.text, "type": each.type} for each in found]
         start, end = (found[0].start, found[0].end) if found else (at, at)
-        metadata = {"_jupyter_types_experimental": kinds}
         return {
             "matches": [each.text for each in found],
             "cursor_start": start,
             "cursor_end": end,
-            "metadata": metadata,
+            "metadata": {"_jupyter_types_experimental": kinds},
         }
 
     @staticmethod
@@ -464,8 +459,7 @@ class ZMQInteractiveShell(InteractiveShell):
         super().init_magics()
         for name in INSTALLERS:
             self.register_magic_function(partial(self._do_without_program, "%", name), "line", name)
-        programs = self.magics_manager.registry["ScriptMagics"].magics["cell"]
-        for name in (*programs, "edit", "ed"):
+        for name in (*self.magics_manager.registry["ScriptMagics"].magics["cell"], "edit", "ed"):
             self.register_magic_function(partial(self._do_without_program, "%%", name), "line_cell", name)
 
     def enable_gui(self, gui: Any = None) -> None:

@@ -47,7 +47,7 @@ def _before(send: Callable[..., None], of_own: Callable[..., int]) -> Callable[.
             os.kill(0, number)
             return
         send(*args)
-        if number not in HARMLESS | STOPPING and _is_fatal(number):
+        if _is_fatal(number):
             _end(number)
 
     return wrapped
@@ -61,7 +61,7 @@ def _ending(mask: Callable[..., set[Any]]) -> Callable[..., set[Any]]:
         waited = signal.sigpending() if os.getpid() == FIRST else ()
         before = mask(*args)
         for number in waited:
-            if number not in HARMLESS | STOPPING and _is_fatal(number):
+            if _is_fatal(number):
                 _end(number)
         return before
 
@@ -69,9 +69,11 @@ def _ending(mask: Callable[..., set[Any]]) -> Callable[..., set[Any]]:
 
 
 def _is_fatal(number: int) -> bool:
-    if number == signal.SIGKILL:
-        return True
-    return signal.getsignal(number) == signal.SIG_DFL and number not in _mask(signal.SIG_BLOCK, ())
+    return number == signal.SIGKILL or (
+        number not in HARMLESS | STOPPING
+        and signal.getsignal(number) == signal.SIG_DFL
+        and number not in _mask(signal.SIG_BLOCK, ())
+    )
 
 
 def _end(number: int, *_: object) -> NoReturn:

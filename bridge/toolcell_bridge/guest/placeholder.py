@@ -224,8 +224,7 @@ def with_looks(tree: Any) -> Any:
     class Patterns(ast.NodeTransformer):
         def visit_MatchSequence(self, node: ast.MatchSequence | ast.MatchMapping) -> ast.MatchClass:
             self.generic_visit(node)
-            asks = ast.Name(LOOKS, ast.Load())
-            return ast.copy_location(ast.MatchClass(asks, [node], [], []), node)
+            return ast.copy_location(ast.MatchClass(ast.Name(LOOKS, ast.Load()), [node], [], []), node)
 
         visit_MatchMapping = visit_MatchSequence
 

@@ -90,7 +90,6 @@ def _parts_below_tools(node: ast.expr, imported: Mapping[str, str]) -> list[str 
 
 
 def _entry(entry: ast.expr) -> Found:
-    """Read one entry of call_tools_parallel."""
     match entry:
         case ast.Constant(value=str() as tool):
             return entry, tool, []

@@ -7,6 +7,7 @@ ready. It leaves nothing behind but copied pages.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, cast
 
@@ -33,6 +34,24 @@ FAILS = "1 / 0"
 ANSWER: list[Plain] = [{"q": 1, "rows": [1]}, None, "text", 0.5]
 
 
+def script_message(source: str, seed: int | None = None) -> bytes:
+    """Return the message of a script. With a seed it is repeatable."""
+    return encode(
+        RunScript(
+            1,
+            source,
+            inputs={"rows": [1]},
+            tools="echo",
+            lint="off",
+            result_bytes=1 << 20,
+            files=8,
+            files_bytes=1 << 20,
+            seed=seed,
+            clock=None if seed is None else 0.0,
+        )
+    )
+
+
 class _Host:
     """The host's end and the socket in one. It reads nothing: what it says is written down before the run."""
 
@@ -56,28 +75,11 @@ class Rehearsal:
 
     def __init__(self, frame_bytes: int) -> None:
         self._host = _Host()
-        connection = Connection.guest(max_frame_bytes=frame_bytes)
-        self._channel = Channel(cast("socket.socket", self._host), connection)
+        self._channel = Channel(cast("socket.socket", self._host), Connection.guest(max_frame_bytes=frame_bytes))
         self._runner = Runner(self._channel, "/work")
         self._channel.send(Hello(PROTOCOL_VERSION, "rehearsal", "", {}))
-        self._runs = 0
-        self._script, self._fails = (
-            encode(
-                RunScript(
-                    1,
-                    source,
-                    inputs={"rows": [1]},
-                    tools="echo",
-                    lint="off",
-                    result_bytes=1 << 20,
-                    files=8,
-                    files_bytes=1 << 20,
-                    seed=None,
-                    clock=None,
-                )
-            )
-            for source in (SCRIPT, FAILS)
-        )
+        self._numbers = itertools.count(1)
+        self._script, self._fails = map(script_message, (SCRIPT, FAILS))
 
     def run(self) -> None:
         """Run `SCRIPT` once through every layer of the guest; sys.stdout and sys.stderr are left pointing here.
@@ -85,8 +87,7 @@ class Rehearsal:
         Raises:
             RuntimeError: it failed, so nothing else can be expected to work.
         """
-        self._runs += 1
-        self._host.script, self._host.answer = self._script, encode(ToolReturn(self._runs, ANSWER))
+        self._host.script, self._host.answer = self._script, encode(ToolReturn(next(self._numbers), ANSWER))
         done = self._answer()
         if not done.ok:
             raise RuntimeError(f"rehearsal failed: {done.error}")

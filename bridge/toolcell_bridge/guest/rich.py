@@ -242,5 +242,4 @@ def _problem(exc: BaseException) -> str:
         said = str(exc)
     except (Exception, SystemExit):
         said = ""
-    text = f"{type(exc).__name__}: {said}"[:PROBLEM_CHARS]
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return f"{type(exc).__name__}: {said}"[:PROBLEM_CHARS].encode("utf-8", "backslashreplace").decode("utf-8")

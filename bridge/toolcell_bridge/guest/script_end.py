@@ -269,8 +269,7 @@ def end_leftovers(end_s: float) -> tuple[list[str], list[str]]:
     threads = _threads()
     if not count and not threads:
         return [], []
-    until = time.perf_counter() + end_s
-    alive = _ended_threads(threads, until)
+    alive = _ended_threads(threads, time.perf_counter() + end_s)
     ended = [threads[ident] for ident in threads if ident not in alive]
     if count:
         ended.append(f"{count} process{'es' if count > 1 else ''}")

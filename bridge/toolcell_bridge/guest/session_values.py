@@ -17,6 +17,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, resolve_bases
 from typing import Any, Final
@@ -293,7 +294,8 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
             elif kind in (WeakKeyDictionary, WeakValueDictionary):
                 return kind, (), None, None, iter(list(value.items()))
             elif issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
-                return _exception, (kind, value.args), _exception_state(value), None, None, _set_exception
+                state = dict(vars(value)), value.__cause__, value.__context__, value.__suppress_context__
+                return _exception, (kind, value.args), state, None, None, _set_exception
             elif kind.__module__ == MAIN and kind.__reduce__ is not object.__reduce__:
                 reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
                 # A name of the script is found by nobody who does not have the script's names yet.
@@ -301,7 +303,9 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
             elif self._is_named(value):
                 raise TypeError("of its own it is only a name of the script")
             if isinstance(value, type) and value.__module__ not in (MAIN, *sys.modules):
-                _import_home(value)
+                with suppress(Exception):  # what is not there is kept as the class itself
+                    # Of a class that was made elsewhere, as numpy's `recarray` was: cloudpickle only looks there.
+                    importlib.import_module(value.__module__)
             reduced = super().reducer_override(value)
             if isinstance(reduced, tuple) and reduced[0] is cloudpickle._make_skeleton_class:
                 return _class, reduced[:2], *reduced[2:]
@@ -319,8 +323,7 @@ def _pickler_class(place: Place, roots: list[str]) -> Any:
             cells = value.__closure__ or ()
             self._cells.update((id(each), each) for each in cells)
             fields = {name: getattr(value, name) for name in FUNCTION_FIELDS if hasattr(value, name)}
-            contents = [_content(each) for each in cells]
-            state = fields, dict(vars(value)), cells, contents
+            state = fields, dict(vars(value)), cells, [_content(each) for each in cells]
             return _function, (value.__code__, value.__name__, cells), state, None, None, _set_function
 
     return Pickler
@@ -364,14 +367,6 @@ def _has_home(value: Any) -> bool:
     for name in getattr(value, "__qualname__", value.__name__).split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def _import_home(kind: type) -> None:
-    """Import the module of a class that was made elsewhere, as numpy's `recarray` was: cloudpickle only looks there."""
-    try:
-        importlib.import_module(kind.__module__)
-    except Exception:  # a module that is not there: the class itself is kept
-        return
 
 
 def _class(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
@@ -453,10 +448,6 @@ def _exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseExceptio
     made: BaseException = kind.__new__(kind, *args)
     made.args = args
     return made
-
-
-def _exception_state(value: BaseException) -> Any:
-    return dict(vars(value)), value.__cause__, value.__context__, value.__suppress_context__
 
 
 def _set_exception(value: BaseException, state: Any) -> None:

@@ -16,8 +16,7 @@ def plain_source(source: str) -> str:
         start = _without_fence(start)
     if start.lstrip().startswith((">>>", "In [")) and _after_prompt(start.lstrip()) is not None:
         start = "\n".join([_after_prompt(line) or "" for line in start.split("\n")])
-    program = start.lstrip()
-    if start[: len(start) - len(program)].endswith((" ", "\t")):
+    if start[: len(start) - len(start.lstrip())].endswith((" ", "\t")):
         import textwrap  # it loads re, which most scripts need not wait for
 
         start = textwrap.dedent(start)

@@ -124,8 +124,7 @@ def _hide_frames(traceback: ModuleType) -> None:
 
     def walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
         """Yield the frames of a stack, the innermost first, each with its line number."""
-        found = walk(sys._getframe(1) if f is None else f)
-        lines = dict(found)
+        lines = dict(walk(sys._getframe(1) if f is None else f))
         return iter([(frame, lines[frame]) for frame in tracebacks.frames_of_script(list(lines))])
 
     walk = traceback.walk_stack
@@ -138,8 +137,7 @@ def _hide_frames_of_task(base_tasks: ModuleType) -> None:
     def _task_get_stack(task: Any, limit: int | None) -> list[FrameType]:
         if task.done():
             return found(task, limit)  # type: ignore[no-any-return]
-        frames = tracebacks.frames_of_script(found(task, None)[::-1])
-        return frames[:limit][::-1]
+        return tracebacks.frames_of_script(found(task, None)[::-1])[:limit][::-1]
 
     found = base_tasks._task_get_stack
     base_tasks.__dict__["_task_get_stack"] = _task_get_stack

@@ -258,11 +258,10 @@ def _numpy_times(name: str, values: Any, form: str, valid: bytes | None) -> Colu
     if (given := values.dtype.newbyteorder("<")) != wanted:
         _warn(name, given, wanted)
         values = values.astype(wanted)
-    numbers = _memory(values.view("int64"))
     return Column(
         "datetime" if is_date else "duration",
         len(values),
-        numbers,
+        _memory(values.view("int64")),
         valid=valid,
         form=form,
         detail=(unit, None) if is_date else unit,
@@ -455,8 +454,7 @@ def _polars_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         numbers = _polars_memory(values.to_physical(), FIXED[fixed].code)
         return Column(fixed, count, numbers, valid=valid, detail=FIXED[fixed].of_polars(values.dtype))
     if kind == "Decimal":
-        places = values.dtype.scale
-        found = decimal_column(values.to_list(), valid, "", places, values.dtype.precision or MOST_DIGITS)
+        found = decimal_column(values.to_list(), valid, "", values.dtype.scale, values.dtype.precision or MOST_DIGITS)
         if found is not None:
             return found
     elif kind in ("List", "Array") and _is_list_of_values(values.dtype):
@@ -597,8 +595,7 @@ def _arrow_buffers(name: str, values: Any, to_plain: ToPlain) -> Column:
     def numbers(given: Any, width: int) -> memoryview:
         if not count:
             return memoryview(b"")
-        held = memoryview(given.buffers()[1])
-        return held[given.offset * width : (given.offset + count) * width]
+        return memoryview(given.buffers()[1])[given.offset * width : (given.offset + count) * width]
 
     if isinstance(of, arrow.BaseExtensionType):
         return _arrow_buffers(name, values.storage, to_plain)

@@ -5,14 +5,11 @@ Values are converted and packed here; the host checks them again.
 
 from __future__ import annotations
 
-import ast
 import functools
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import Parameter, Signature
 from threading import main_thread as _main_thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply, Request
 from toolcell_bridge.guest.pictures import with_pictures
@@ -24,67 +21,12 @@ from toolcell_bridge.wire.frozen import replaced
 from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
 from toolcell_bridge.wire.tables import TABLES
 
-# What `help(tools.name)` and `inspect.signature(tools.name)` show: read from the host's stub of a tool.
-
-
-@dataclass(frozen=True, slots=True)
-class ToolDescription:
-    """The docstring and the signature of a tool."""
-
-    docstring: str | None = None
-    signature: Signature | None = None
-
-
-NOTHING: Final = ToolDescription()
-
-
-class _Annotation(str):
-    """An annotation as it is written in the stub. It is shown without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def read_description(stub: str) -> ToolDescription:
-    """Read the stub of one tool. The records that its annotations name are described below its docstring."""
-    classes, functions = list[ast.ClassDef](), list[ast.FunctionDef]()
-    for node in ast.walk(ast.parse(stub)):
-        if isinstance(node, ast.FunctionDef):
-            functions.append(node)
-        elif isinstance(node, ast.ClassDef) and node.bases:  # a namespace has no base
-            classes.append(node)
-    if not functions:
-        return NOTHING
-    function = functions[0]
-    parts = [ast.get_docstring(function) or "", *map(ast.unparse, classes)]
-    return ToolDescription("\n\n".join(filter(None, parts)), _signature(function))
-
-
-def _signature(function: ast.FunctionDef) -> Signature:
-    given = function.args
-    parameters = [
-        Parameter(
-            each.arg,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if default is None else ast.literal_eval(default),
-            annotation=_annotation(each.annotation),
-        )
-        for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    ]
-    if given.kwarg is not None:
-        rest = given.kwarg
-        parameters.append(Parameter(rest.arg, Parameter.VAR_KEYWORD, annotation=_annotation(rest.annotation)))
-    return Signature(parameters, return_annotation=_annotation(function.returns))
-
-
-def _annotation(node: ast.expr | None) -> Any:
-    return Parameter.empty if node is None else _Annotation(ast.unparse(node))
-
-
 if TYPE_CHECKING:
     import asyncio
     import inspect
     from types import FrameType
+
+    from toolcell_bridge.guest.tool_help import ToolDescription
 
 # asyncio, json and difflib are imported where they are used: loading them would double a sandbox's cold start.
 
@@ -256,7 +198,6 @@ class Toolbox:
         return _value(name, answer, raw)
 
     def _arguments(self, name: Any, values: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Merge and pack the arguments of one call."""
         if self.dry_run is not None:
             self.dry_run.check()
         merged = _merged(name, values, kwargs)
@@ -271,6 +212,7 @@ class Toolbox:
 
     def description(self, name: str) -> ToolDescription:
         """Return what `help()` shows of a tool; nothing where the host cannot be asked, as in a forked child."""
+        from toolcell_bridge.guest.tool_help import NOTHING, read_description
 
         if name not in self._described:
             try:

@@ -53,8 +53,7 @@ def _wrapped(tree: Any, last: str, make: type[Any], call: str) -> ast.Module:
     for node in (*ast.walk(whole[1]), *ast.walk(whole[2])):
         if isinstance(node, ast.Name):
             node.id = {"f": MODULE, "x": last}[node.id]
-    module = ast.Module([*imports, function, *whole[1:]], [])
-    return ast.fix_missing_locations(module)
+    return ast.fix_missing_locations(ast.Module([*imports, function, *whole[1:]], []))
 
 
 def _bound_names(body: list[ast.stmt]) -> set[str]:

@@ -122,8 +122,7 @@ def _visible_frames(stack: StackSummary, with_libraries: bool) -> list[FrameSumm
     """Return the frames that are not of this package. What called the first script is left out with it."""
     if not with_libraries:
         return [frame for frame in stack if _is_users(frame.filename)]
-    scripts = (index for index, frame in enumerate(stack) if is_script(frame.filename))
-    begin = next(scripts, 0)
+    begin = next((index for index, frame in enumerate(stack) if is_script(frame.filename)), 0)
     if not any(frame.filename.startswith(OWN_FOLDER) for frame in stack[:begin]):
         begin = 0
     return [frame for frame in stack[begin:] if not frame.filename.startswith(OWN_FOLDER)]

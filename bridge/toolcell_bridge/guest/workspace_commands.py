@@ -60,7 +60,6 @@ def run(line: str) -> tuple[str, int]:
 
 
 def _letters(options: list[str], known: str) -> str:
-    """Return the letters of options."""
     letters = "".join(each.lstrip("-") for each in options if not each.startswith("--color"))
     if set(letters) - set(known) or any(each.startswith("--") and not each.startswith("--color") for each in options):
         raise NotKnown
@@ -156,8 +155,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _with_names(parts: list[tuple[str, list[str]]]) -> str:
-    texts = [(f"==> {name} <==\n" if len(parts) > 1 else "") + "".join(lines) for name, lines in parts]
-    return "\n".join(texts)
+    return "\n".join([(f"==> {name} <==\n" if len(parts) > 1 else "") + "".join(lines) for name, lines in parts])
 
 
 def _wc(options: list[str], names: list[str], given: str | None) -> str:

@@ -175,7 +175,7 @@ def contained(policy: SeccompPolicy) -> SeccompPolicy:
     parent is ours, and a child given to that parent would outlive the guest.
     """
     rules = tuple(
-        replace(rule, arguments=tuple(_without_parent(each) for each in rule.arguments))
+        replace(rule, arguments=tuple(replace(each, mask=each.mask | _CLONE_PARENT) for each in rule.arguments))
         if rule.call == "clone"
         else rule
         for rule in policy.rules
@@ -256,10 +256,6 @@ def instead_of_landlock(policy: SeccompPolicy, abi: int) -> SeccompPolicy:
         skipped=(*policy.skipped, *skipped),
         missing=(*policy.missing, *missing),
     )
-
-
-def _without_parent(argument: Argument) -> Argument:
-    return replace(argument, mask=argument.mask | _CLONE_PARENT)
 
 
 def make_writable_directories() -> tuple[str, ...]:

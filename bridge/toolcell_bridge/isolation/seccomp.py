@@ -118,8 +118,7 @@ def compile_filter(policy: SeccompPolicy, machine: str) -> bytes:
     rules = {rule: _compile_rule(assembler, rule, answers) for rule in policy.rules if rule in table.values()}
     spans = _spans(table)
     targets = [(first, answers[a] if isinstance(a, SeccompAction) else rules[a]) for first, a in spans]
-    search = _compile_search(assembler, targets)
-    load_number = assembler.then(_LOAD, _NUMBER, search)
+    load_number = assembler.then(_LOAD, _NUMBER, _compile_search(assembler, targets))
     native = assembler.branch(_JEQ, AUDIT_ARCHITECTURES[machine], load_number, answers[SeccompAction.KILL])
     assembler.then(_LOAD, _ARCHITECTURE, native)
     program = assembler.program()
@@ -143,8 +142,7 @@ def _compile_search(assembler: _Assembler, targets: Sequence[tuple[int, int]]) -
         return targets[0][1]
     middle = len(targets) // 2
     upper = _compile_search(assembler, targets[middle:])
-    lower = _compile_search(assembler, targets[:middle])
-    return assembler.branch(_JGE, targets[middle][0], upper, lower)
+    return assembler.branch(_JGE, targets[middle][0], upper, _compile_search(assembler, targets[:middle]))
 
 
 def _compile_rule(assembler: _Assembler, rule: SyscallRule, answers: dict[SeccompAction, int]) -> int:
@@ -225,6 +223,5 @@ def install(program: Program) -> None:
     for offset, is_group in program.own:
         pid = os.getpid()
         struct.pack_into("=I", program.code, offset, -pid & 0xFFFF_FFFF if is_group else pid)
-    stray = syscall("seccomp", _SET_MODE_FILTER, _FLAG_TSYNC, program.address)
-    if stray != 0:
+    if (stray := syscall("seccomp", _SET_MODE_FILTER, _FLAG_TSYNC, program.address)) != 0:
         raise OSError(errno.EBUSY, f"seccomp: thread {stray} runs under another filter and could not be joined")

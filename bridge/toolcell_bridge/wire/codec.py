@@ -213,7 +213,9 @@ class _Form:
         """Check tag and fields; return the number of elements inside the fields, if those are to be checked."""
         shape = tuple(map(type, values))
         if shape not in self.shapes and not self._fits_packed(values):
-            self._blame_value(values)
+            for index, name, check in self.deep:
+                if check is check_plain and index < len(values):
+                    check_plain(values[index], name, deepest=self.depth)
             names = ", ".join(map(type_name, shape[1:20]))
             raise LocalProtocolError(f"{self.message.__name__}({names}) has the wrong fields")
         if self.message is Log and values[1] not in (1, 2):
@@ -238,11 +240,6 @@ class _Form:
 
     def _fits_packed(self, values: tuple[Any, ...] | list[Any]) -> bool:
         return tuple([value.kind if type(value) is PackedValue else type(value) for value in values]) in self.shapes
-
-    def _blame_value(self, values: tuple[Any, ...] | list[Any]) -> None:
-        for index, name, check in self.deep:
-            if check is check_plain and index < len(values):
-                check_plain(values[index], name, deepest=self.depth)
 
 
 def _form(tag: int, message: type[Any], *, most: int, depth: int, said: Mapping[tuple[type[Any], str], str]) -> _Form:
@@ -277,8 +274,7 @@ PRINTED_BYTES: Final = 240
 
 
 def _log_starts(stream: int) -> tuple[bytes, ...]:
-    frame = encode(Log(stream, "x" * PRINTED_BYTES))[: -PRINTED_BYTES - 1]
-    rest = frame[HEADER_BYTES:]
+    rest = encode(Log(stream, "x" * PRINTED_BYTES))[HEADER_BYTES : -PRINTED_BYTES - 1]
     return tuple(bytes((0, 0, 0, len(rest) + 1 + size)) + rest + bytes((size,)) for size in range(PRINTED_BYTES + 1))
 
 

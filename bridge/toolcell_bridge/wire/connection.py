@@ -157,8 +157,7 @@ class Connection:
     @classmethod
     def guest(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
         """Return the guest's end."""
-        theirs = {**HOST_MOVES, **LATE_MOVES}
-        return cls(GUEST_MOVES, theirs, max_frame_bytes, max_outstanding)
+        return cls(GUEST_MOVES, {**HOST_MOVES, **LATE_MOVES}, max_frame_bytes, max_outstanding)
 
     @property
     def outstanding(self) -> KeysView[int]:
@@ -245,7 +244,6 @@ class Connection:
         return Log(log.stream, log.text + text.decode("ascii"))
 
     def _decode_on(self) -> Message | None:
-        """Decode a long message a step further."""
         assert self._decoding is not None
         try:
             next(self._decoding)

@@ -51,8 +51,7 @@ def numpy_array(column: Column, shape: tuple[int, ...], *, is_masked: bool = Fal
     else:
         values = _numpy_values(numpy, replaced(column, valid=None) if is_masked else column)
     if is_masked:
-        mask = _missing(numpy, column) if column.valid is not None else False
-        values = numpy.ma.MaskedArray(values, mask=mask)
+        values = numpy.ma.MaskedArray(values, mask=_missing(numpy, column) if column.valid is not None else False)
     elif is_date and column.valid is not None:
         values[_missing(numpy, column)] = "NaT"
     elif column.valid is not None and values.dtype != object:
@@ -101,8 +100,7 @@ def _numpy_values(numpy: Any, column: Column) -> Any:
 def _numpy_texts(numpy: Any, column: Column) -> Any:
     """Return texts in the width that they had, or in that of the longest; as objects, if both take far more memory."""
     longest = int(_lengths(numpy, column).max(initial=0))
-    most = _MOST_UNEVEN * memoryview(column.data).nbytes + _SMALL_BYTES
-    if column.length * longest > most:
+    if column.length * longest > _MOST_UNEVEN * memoryview(column.data).nbytes + _SMALL_BYTES:
         return _object_array(numpy, column.values())
     code, size = ("U", 4) if column.kind == "text" else ("S", 1)
     found, width = numpy.array(column.values(), dtype=code), column.detail or 0
@@ -216,7 +214,6 @@ def _pandas_values(numpy: Any, pandas: Any, column: Column) -> Any:
 
 
 def _are_categories(values: Any) -> bool:
-    """Whether pandas takes values as categories."""
     try:
         return values.is_unique and not values.hasnans
     except TypeError:  # lists
@@ -229,7 +226,6 @@ def _pandas_objects(numpy: Any, pandas: Any, values: list[Any]) -> Any:
 
 
 def _numpy_arrays(numpy: Any, column: Column) -> list[Any]:
-    """Return each list as an array."""
     items = column.detail[0]
     ends = numpy.cumsum(_lengths(numpy, column))
     found = numpy.split(numpy_array(items, (items.length,)), ends[:-1]) if column.length else []
@@ -350,8 +346,7 @@ def arrow_values(arrow: Any, column: Column) -> Any:
     made_of = arrow.type_for_alias(kind) if known.arrow is None else known.arrow(arrow, column.detail)
     made = arrow.Array.from_buffers(made_of, length, [valid, arrow.py_buffer(column.data)])
     if kind in ("datetime", "duration"):
-        numbers = made.view(arrow.int64())
-        made = compute.if_else(compute.equal(numbers, NOT_A_TIME), None, made)
+        made = compute.if_else(compute.equal(made.view(arrow.int64()), NOT_A_TIME), None, made)
     return made
 
 
@@ -423,8 +418,7 @@ def _polars_lists(polars: Any, name: str, column: Column) -> Any:
             return polars.Series(name, arrow_values(arrow, _fit_for_polars(polars, column)))
         inner, size = column.detail
         items = polars_values(polars, name, inner)
-        plain = Column("plain", len(items), detail=items.to_list())
-        rows = replaced(column, detail=(plain, size)).values()
+        rows = replaced(column, detail=(Column("plain", len(items), detail=items.to_list()), size)).values()
         return polars.Series(name, rows, polars.Array(items.dtype, size) if size else polars.List(items.dtype))
     except (Exception, polars.exceptions.PanicException):  # what polars has no lists of
         texts = [None if each is None else str(each) for each in column.values()]
@@ -465,11 +459,6 @@ def _polars_times(polars: Any, name: str, numbers: Any, column: Column) -> Any:
         return made
     made = made.dt.replace_time_zone("UTC")
     try:
-        return made.dt.convert_time_zone(_zone_name(zone))
+        return made.dt.convert_time_zone(str(getattr(time_zone(zone), "key", "UTC")))
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException):  # a name that polars does not know
         return made
-
-
-def _zone_name(zone: str) -> str:
-    known = time_zone(zone)
-    return str(getattr(known, "key", "UTC"))

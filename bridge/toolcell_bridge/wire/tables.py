@@ -409,8 +409,7 @@ def read_table(header: object, reader: ColumnReader) -> Generator[None, None, An
     """
     match header:
         case ["array", str(kind), list(shape), list(column)] if kind in ARRAYS:
-            size = _checked_size(shape)
-            return Array(kind, shape, (yield from reader.column(column, size)))
+            return Array(kind, shape, (yield from reader.column(column, _checked_size(shape))))
         case ["table", str(kind), int(length), list(index), list(axis), list(columns)] if (
             kind in FRAMES | SERIES and type(length) is int
         ):

@@ -3,7 +3,7 @@
 This package depends on `toolcell.tools` and on no sandbox.
 """
 
-from toolcell.agents.agent import Agent, Network, SubAgent
+from toolcell.agents.agent import Agent, Network
 from toolcell.agents.loop import ToolLoopConfig, run_tool_loop
 from toolcell.agents.loop_result import ToolLoopResult
 from toolcell.agents.processors import Halt, Processor
@@ -23,6 +23,6 @@ from toolcell.agents.providers.retries import RetryPolicy
 
 __all__ = [
     "Agent", "AnthropicProvider", "Halt", "Message", "MessageUpdate", "ModelResponse", "Network", "OpenAIProvider",
-    "Processor", "Provider", "ProviderError", "RetryPolicy", "SubAgent", "ToolLoopConfig", "ToolLoopResult",
+    "Processor", "Provider", "ProviderError", "RetryPolicy", "ToolLoopConfig", "ToolLoopResult",
     "assistant", "run_tool_loop", "system", "user",
 ]  # fmt: skip

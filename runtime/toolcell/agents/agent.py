@@ -6,7 +6,7 @@ The loop does the work. An agent keeps the conversation, runs one prompt at a ti
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,29 +15,24 @@ from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRU
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.stream import AgentStream
 from toolcell.agents.transcript import check_messages
-from toolcell.calls.call import Approvals
+from toolcell.calls.call import Approvals, Denial, ResumeDecision
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import current
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import new_id
-from toolcell.control import (
-    Denial,
-    ResumeDecision,
-    Turn,
-    TurnApprovals,
-    revert_calls,
-)
+from toolcell.config import OnApproval
+from toolcell.control import TurnApprovals, revert_calls
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
 from toolcell.results import ExecutionResult, RevertResult, Suspension
-from toolcell.run import OnApproval, RunOptions
+from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support import daemon_threads
 from toolcell.support.checks import check_kind, keywords_known, suggestion
 from toolcell.support.loop_thread import wait_for
 from toolcell.tools import (
-    CODE_TOOL,
     CodeRuntime,
+    CodeTool,
     ErrorCode,
     Event,
     EventBus,
@@ -50,10 +45,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     ToolSpec,
-    check_code_runtime,
-    code_spec,
-    flows_of,
-    with_options,
 )
 
 MAX_DEPTH = 3
@@ -148,7 +139,7 @@ class Agent:
         self._execute: Execute | None = None
         """Runs the scripts in place of the runtime itself, if they may wait."""
         if code_execution is not None:
-            check_code_runtime(code_execution, CODE_TOOL)
+            CodeTool(code_execution).check(CodeTool.NAME)
             if on_approval == "suspend" and isinstance(runtime, Runtime):
                 self._execute = SuspendingScripts(code_execution.execute_code, runtime.resume).execute_code
         self._is_repairing, self._reverts = repair, Reverts()
@@ -158,7 +149,7 @@ class Agent:
         self.registry = self._given.merged()
         """The agent's own tools: register, blacklist and hook into them as in any registry. That does not change a
         registry that was given as `tools`, but what changes there changes here too, from the next run on."""
-        self.registry.policy.add_flow(*flows_of(code_execution))
+        self.registry.policy.add_flow(*(() if code_execution is None else CodeTool(code_execution).flows))
         self.events = context.events if context is not None else EventBus()
         self.messages: list[Message] = []
         """The conversation so far."""
@@ -207,7 +198,7 @@ class Agent:
             execute, shown_chars = self._execute, self._config.shown_chars
             if self._is_repairing:  # of this conversation alone
                 execute = RepairingScripts(self._store, execute or code.execute_code).execute_code
-            merged.enable(code_spec(code, {}, shown_chars, execute=execute, with_variables=self._is_repairing))
+            merged.enable(CodeTool(code).spec({}, shown_chars, execute=execute, with_variables=self._is_repairing))
         merged.enable_search_of_many(self._config.shown_chars)
         return merged.freeze()
 
@@ -229,14 +220,14 @@ class Agent:
         """
         if not isinstance(prompt, str):
             check_messages(prompt)
-        run = context or self._new_run()
-        run = run.within(agents=(*run.scope.agents, id(self)))
-        with self._exclusive(run), self._forwarding(run.events):
+        with self._running(context) as run:
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
-            approvals = TurnApprovals() if self._on_approval == "suspend" and not run.features.decide else None
-            return await self._loop(run, self.tools_for_run(tools), approvals)
+            offered, approvals = self.tools_for_run(tools), None
+            if self._on_approval == "suspend" and not run.features.decide:
+                approvals = TurnApprovals(self._store, self.messages, offered)
+            return await self._loop(run, offered, approvals)
 
     def stream(
         self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
@@ -288,7 +279,7 @@ class Agent:
             self._reverts.keep(ident, made)
         if approvals is None or result.stop_reason != SUSPENDED:
             return result
-        return replace(result, suspension=Turn(self._store, self.messages, tools).suspend(ident, approvals))
+        return replace(result, suspension=approvals.suspend(ident))
 
     async def revert(self, result: ToolLoopResult, *, context: RunContext | None = None) -> RevertResult:
         """Undo the calls of a run, its scripts and sub-agents; see `Runtime.revert`. The conversation stays.
@@ -316,12 +307,10 @@ class Agent:
             ResumeError: the token is damaged, changed, foreign, expired or used; or conversation or tools are others.
             UsageError: a decision is about a call that does not wait for one; or this agent is already running.
         """
-        run = context or self._new_run()
-        run = run.within(agents=(*run.scope.agents, id(self)))
-        with self._exclusive(run), self._forwarding(run.events):
+        with self._running(context) as run:
             offered = self.tools_for_run(tools)
-            turn = Turn(self._store, self.messages, offered)
-            approvals = await daemon_threads.run_sync(turn.approvals, token, decisions or {})
+            about = self._store, self.messages, offered
+            approvals = await daemon_threads.run_sync(TurnApprovals.resumed, *about, token, decisions or {})
             return await self._loop(run, offered, approvals)
 
     def _new_run(self) -> RunContext:
@@ -331,28 +320,20 @@ class Agent:
         return self._context.within(agents=agents).child(run_id=new_id(), state=self._context.state.fresh())
 
     @contextmanager
-    def _exclusive(self, run: RunContext) -> Iterator[None]:
+    def _running(self, context: RunContext | None) -> Iterator[RunContext]:
+        """Begin the one run of this agent. Its listeners have the events of a run with its own bus too."""
+        run = context or self._new_run()
+        run = run.within(agents=(*run.scope.agents, id(self)))
         if self._active is not None:
             raise UsageError(f"agent {self.name!r} is already running; an agent runs one prompt at a time")
         if run.features.collects and self._on_approval == "suspend":  # what is resumed later would write
             raise UsageError('a dry run cannot be suspended: use an agent without on_approval="suspend"')
         self._active = run
-        try:
-            yield
-        finally:
-            self._active = None
-
-    @contextmanager
-    def _forwarding(self, bus: EventBus) -> Iterator[None]:
-        """Forward the events of a run with its own bus to the agent's listeners."""
-        if bus.reaches(self.events):
-            yield
-            return
-        unsubscribe = bus.subscribe(self.events.forward, self.events.wait_for_room)
-        try:
-            yield
-        finally:
-            unsubscribe()
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_active", None)
+            if not run.events.reaches(self.events):
+                stack.callback(run.events.subscribe(self.events.forward, self.events.wait_for_room))
+            yield run
 
     def cancel(self, reason: str = "run cancelled") -> None:
         """End the current run, which returns its result; every call in it has an answer."""
@@ -384,8 +365,7 @@ class Agent:
         """Do one task as part of another run, without this agent's conversation."""
         run = run.within(agents=(*run.scope.agents, id(self)))
         messages = [system(self._system_prompt)] if self._system_prompt else []
-        config = replace(self._config, tools=self.tools_for_run())
-        return await LoopRun(config, [*messages, user(task)], run).run()
+        return await LoopRun(replace(self._config, tools=self.tools_for_run()), [*messages, user(task)], run).run()
 
 
 _OTHERWISE = {
@@ -463,7 +443,7 @@ class SubAgent:
         self.agent = agent
         self.name = name
         self.description = description
-        self._options = with_options(ToolOptions(orchestrates=True, is_agent=True), options)
+        self._options = ToolOptions(orchestrates=True, is_agent=True).changed(options)
 
     def to_spec(self) -> ToolSpec:
         """Return the spec that a registry stores."""

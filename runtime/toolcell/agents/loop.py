@@ -63,11 +63,11 @@ from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.context import share_labels
 from toolcell.calls.result import NO_USAGE
 from toolcell.calls.run_state import open_jobs
+from toolcell.config import SHOWN_CHARS
 from toolcell.control import TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds, fields_known
 from toolcell.tools import (
-    SHOWN_CHARS,
     Budget,
     Call,
     ErrorCode,
@@ -182,25 +182,24 @@ class LoopRun:
         """`approvals`: lets calls of the model wait for decisions, and has those about calls that waited."""
         self.config = config
         self.messages = messages
-        self.context = _with_limits(context, config)
-        self._on_user = config.on_user or context.scope.on_user
+        scope, kind = context.scope, type(config.provider)
+        self._on_user = config.on_user or scope.on_user
         """A sub-agent without one of its own has that of the agent above."""
-        self._streams = config.stream or context.scope.streams
+        self._streams = config.stream or scope.streams
+        self._model = config.model or dict(scope.models).get(kind, "")
+        self.context = _with_limits(context, config).within(
+            on_user=self._on_user,
+            streams=self._streams,
+            sequential=scope.sequential if config.sequential is None else config.sequential,
+            models=tuple((dict(scope.models) | {kind: self._model}).items()),
+        )
         self._has_begun = False
         """A part of the message that the model is generating was emitted."""
-        if self._on_user is not context.scope.on_user or self._streams is not context.scope.streams:
-            self.context = self.context.within(on_user=self._on_user, streams=self._streams)
-        if config.sequential is not None:
-            self.context = self.context.within(sequential=config.sequential)
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
         self._registry: ToolRegistry | None = (
             ToolRegistry.of(config.tools, "tools=").snapshot() if config.tools is not None else None
         )
-        kind, above = type(config.provider), dict(self.context.scope.models)
-        self._model = config.model or above.get(kind, "")
-        if self._model != above.get(kind, ""):
-            self.context = self.context.within(models=tuple((above | {kind: self._model}).items()))
         self._options = DEFAULT_OPTIONS if config.llm_options is None else config.llm_options
         self._origin = Origin.SUBAGENT if context.scope.depth else Origin.MODEL
         self._approvals = approvals

@@ -89,17 +89,15 @@ def tool_message(
     if labels:
         message["labels"] = sorted(labels)
     if small and supports_images:
-        message["images"] = [_encode_image(image) for image in small]
+        message["images"] = [
+            {"media_type": image.media_type, "data": base64.b64encode(image.data).decode("ascii")} for image in small
+        ]
     return message
 
 
 def shown_images(images: Iterable[Image]) -> tuple[Image, ...]:
     """Return the pictures that a request has room for: `MAX_IMAGES` of at most `MAX_IMAGE_BYTES` each."""
     return tuple(image for image in images if len(image.data) <= MAX_IMAGE_BYTES)[:MAX_IMAGES]
-
-
-def _encode_image(image: Image) -> dict[str, str]:
-    return {"media_type": image.media_type, "data": base64.b64encode(image.data).decode("ascii")}
 
 
 def missing_answer(call_id: str, text: str = NO_RESULT) -> Message:
@@ -132,8 +130,7 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
     answers: dict[str, Message] = {}
     for message in messages:
         if message.get("role") == "tool":
-            if (call_id := str(message.get("tool_call_id"))) in waiting:
-                answers.setdefault(call_id, message)
+            answers.setdefault(str(message.get("tool_call_id")), message)
             continue
         whole += _answers(waiting, answers)
         waiting, answers = [], {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from toolcell.audit import records, signatures
 from toolcell.audit.keys import Verifier, key_wanted
-from toolcell.audit.records import GENESIS, event_digest, fields_of, hash_digest, signed_fields_of
+from toolcell.audit.records import GENESIS, event_digest, fields_of, hash_digest, signed_values_of
 from toolcell.audit.signatures import Head
 
 EDITED = "edited"
@@ -35,13 +35,15 @@ class Finding:
     """Number of the event, if it is known."""
     message: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
+class EventContent(NamedTuple):
+    """What an event says, where a writer could have written it."""
 
-Fields = tuple[int, str, int, dict[str, Any]]
-"""Run, kind, time and fields of an event."""
+    run: int
+    kind: str
+    at_ns: int
+    values: list[Any]
+    """Of its fields, in the order of `records.FIELDS`."""
 
 
 @dataclass(slots=True)
@@ -52,8 +54,6 @@ class ChainCheck:
     keys: Mapping[str, Verifier]
     checkpoints: dict[int, list[Head]]
     """Seq to the checkpoints of that event."""
-    watched: dict[int, bytes] = field(default_factory=dict)
-    """Seq to hash, of events that a head or another chain names, once they were checked."""
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     first_seq: int = 1
@@ -85,8 +85,7 @@ class ChainCheck:
         if not pruned:
             return
         newest = max(pruned, key=lambda head: head.seq)
-        verifier = self.keys.get(newest.key)
-        if verifier is None:
+        if (verifier := self.keys.get(newest.key)) is None:
             self.report_missing_key(newest)
         elif not newest.is_signed_by(verifier):
             self.find(BAD_PRUNE, newest.seq, f"that events up to {newest.seq} were pruned was not signed like this")
@@ -109,11 +108,10 @@ class ChainCheck:
             default=0,
         )
 
-    def add(self, row: tuple[Any, ...], is_signed: bool) -> Fields | None:
+    def add(self, row: tuple[Any, ...], is_signed: bool) -> EventContent | None:
         """Check the next row of `COLUMNS`, in order of the numbers, as it is stored: text is bytes.
 
-        Return its run, kind, time and fields; None where it is not an event that a writer writes. `is_signed`: the
-        caller has compared `covered_seq`.
+        Return None where it is not an event that a writer writes. `is_signed`: the caller has compared `covered_seq`.
         """
         seq, run, raw_kind, at_ns, salt, body, previous_hash, record_hash, is_typed = row
         self.events += 1
@@ -122,9 +120,9 @@ class ChainCheck:
             # Nearly every event: nothing about it is wrong if its hash is right.
             own = hash_digest(previous_hash, run, event_digest(self.chain, seq, run, kind, at_ns, salt + body))
             if own == record_hash:
-                fields = self._fields(seq, kind, body, is_signed)
+                values = self._values(seq, kind, body, is_signed)
                 self._go_on(seq, record_hash)
-                return (run, kind, at_ns, fields) if fields is not None else None
+                return EventContent(run, kind, at_ns, values) if values is not None else None
         try:
             if not is_typed:
                 raise ValueError(records.WRONG_TYPE)
@@ -144,34 +142,34 @@ class ChainCheck:
             self.find(MISSING, expected, f"{many} missing")
         elif previous_hash != self.last_hash:
             self.find(BROKEN_LINK, seq, f"event {seq} was written after another than the one before it here")
-        fields = None
+        values = None
         own = hash_digest(previous_hash, run, event_digest(self.chain, seq, run, kind, at_ns, salt + body))
         if own != record_hash:
             self.find(EDITED, seq, f"event {seq}, a {kind}, is not what was written")
         else:
-            fields = self._fields(seq, kind, body, is_signed)
+            values = self._values(seq, kind, body, is_signed)
         self._go_on(seq, record_hash)
-        return (run, kind, at_ns, fields) if fields is not None else None
+        return EventContent(run, kind, at_ns, values) if values is not None else None
 
-    def _fields(self, seq: int, kind: str, body: bytes, is_signed: bool) -> dict[str, Any] | None:
+    def _values(self, seq: int, kind: str, body: bytes, is_signed: bool) -> list[Any] | None:
         try:
-            decode = signed_fields_of if is_signed and kind in records.RUN_KINDS else fields_of
-            fields = decode(kind, body)
+            is_proven = is_signed and kind in records.RUN_KINDS
+            values = signed_values_of(kind, body) if is_proven else [*fields_of(kind, body).values()]
         except ValueError as exc:
             self.find(NOT_AN_EVENT, seq, f"event {seq} is not one that toolcell writes: {exc}")
             return None
         if kind == records.RUN_STARTED:
             self.runs += 1
-        elif kind == records.OPENED and seq == 1 and fields["after"] is not None:
-            self.after = (seq, *fields["after"])
+        elif kind == records.OPENED and seq == 1:
+            *_, after, _ = values
+            self.after = (seq, *after) if after is not None else None
         elif kind == records.PRUNED:
-            self.prunings.append((seq, fields["chain"], fields["seq"]))
-        return fields
+            name, upto, *_ = values
+            self.prunings.append((seq, name, upto))
+        return values
 
     def _go_on(self, seq: int, record_hash: bytes) -> None:
         self.seq, self.last_hash = seq, record_hash
-        if seq in self.watched:
-            self.watched[seq] = record_hash
         if seq in self.checkpoints:
             self._check_signatures(seq, record_hash)
 
@@ -185,8 +183,7 @@ class ChainCheck:
         for head in self.checkpoints[seq]:
             if head.reason == signatures.PRUNED:
                 continue
-            verifier = self.keys.get(head.key)
-            if verifier is None:
+            if (verifier := self.keys.get(head.key)) is None:
                 self.report_missing_key(head)
             elif head.record_hash != record_hash or not head.is_signed_by(verifier):
                 message = f"something in events {self.signed_seq + 1} to {seq} is not what was signed"
@@ -203,8 +200,7 @@ class ChainCheck:
 
     def finish(self) -> None:
         """Decide what only the end of the chain can tell. Call it after the last event."""
-        last = max((seq for seq, found in self.checkpoints.items() if found), default=0)
-        if last > self.seq:
+        if (last := max((seq for seq, found in self.checkpoints.items() if found), default=0)) > self.seq:
             self.find(
                 CUT_OFF, last, f"it ends at event {self.seq}, and a checkpoint is of event {last}: its end was cut off"
             )
@@ -213,13 +209,14 @@ class ChainCheck:
             if count > MAX_FINDINGS:
                 self.notes.append(f"{count - MAX_FINDINGS} more findings of kind {kind} are not listed")
 
-    def check_head(self, head: Head, said_by: str = "") -> None:
-        """Compare the chain with a head that was kept elsewhere, whose signature was checked."""
+    def check_head(self, head: Head, stored_hash: Callable[[str, int], bytes | None], said_by: str = "") -> None:
+        """Compare the chain with a head that was kept elsewhere, whose signature was checked. `stored_hash`: of an
+        event of a chain, as it is in the record."""
         by = f"; {said_by}" if said_by else ""
         if head.seq > self.seq:
             message = f"it ends at event {self.seq}, and had got to {head.seq}: its end was cut off{by}"
             self.find(CUT_OFF, head.seq, message)
-        elif head.seq >= self.first_seq and self.watched.get(head.seq) != head.record_hash:
+        elif head.seq >= self.first_seq and stored_hash(head.chain, head.seq) != head.record_hash:
             message = f"event {head.seq} is not the one that its writer signed: the chain was written anew{by}"
             self.find(BROKEN_LINK, head.seq, message)
         elif head.seq >= self.first_seq and not said_by and head.seq not in self.checkpoints:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
-from toolcell.audit import store
 from toolcell.audit.sqlite_record import SqliteRecord
 from toolcell.audit.store import RecordDatabase
 from toolcell.errors import UsageError
@@ -44,15 +42,3 @@ def database_of(place: Place) -> RecordDatabase:
     if re.match(r"postgres(ql)?[\w+.-]*:", os.fspath(place), re.IGNORECASE):
         raise UsageError("record=: write the URL of a PostgreSQL database as text, postgresql://..., not as a Path")
     return SqliteRecord(Path(place))
-
-
-def read_log_id(place: Place) -> str:
-    """Return the id of a record.
-
-    Raises:
-        BadInput: there is no record there, or we may not read it.
-        AuditError: it is damaged.
-    """
-    database = database_of(place)
-    with closing(database.open_read_only()) as db, database.translated():
-        return store.record_id(db)

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, json_line, jsonable
+from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.shapes import RELATIONS
-from toolcell.audit.store import UNFINISHED
-from toolcell.errors import AuditError
+from toolcell.results import standing_of
+from toolcell.support.data_text import jsonable
 from toolcell.support.times import time_of
 
 Shape = Literal["jsonl", "ecs"]
@@ -22,30 +21,25 @@ Shape = Literal["jsonl", "ecs"]
 
 ECS_VERSION: Final = "8.17.0"
 DATASET: Final = "toolcell.audit"
+OUTCOMES: Final = {"good": "success", "open": "unknown", "bad": "failure"}
 
 
-def lines_of(index: Index, summary: RunSummary, shape: Shape) -> Iterator[str]:
-    """Yield the events of a run as lines of JSON: its start, each call, and its end if there is one. A run that cannot
-    be read has one line that says so."""
-    make = ecs_events if shape == "ecs" else plain_events
-    try:
-        run = index.load(summary)
-    except AuditError as exc:
-        yield _unreadable_line(summary, str(exc))
-        return
-    yield from (json.dumps(event, sort_keys=False) for event in make(run, summary))
+def event_lines(run: RecordedRun, title: str, trust: str, shape: Shape) -> Iterator[str]:
+    """Yield the events of a run as lines of JSON: its start, each call, and its end if there is one."""
+    events = ecs_events(run, title, trust) if shape == "ecs" else plain_events(run, trust)
+    yield from (json.dumps(event, sort_keys=False) for event in events)
 
 
-def _unreadable_line(summary: RunSummary, why: str) -> str:
+def unreadable_line(id: str, chain: str, seq: int, started_ns: int, why: str) -> str:
     """Return the line for a run whose records cannot be read. It has the fields of both shapes."""
     event = {"kind": "event", "action": "run-unreadable", "outcome": "unknown", "dataset": DATASET}
-    about = {"run": summary.id, "chain": summary.chain, "seq": summary.seq, "trust": "broken"}
-    return json.dumps({"@timestamp": time_of(summary.started_ns), "event": event, **about, "error": {"message": why}})
+    about = {"run": id, "chain": chain, "seq": seq, "trust": "broken"}
+    return json.dumps({"@timestamp": time_of(started_ns), "event": event, **about, "error": {"message": why}})
 
 
-def plain_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]]:
+def plain_events(run: RecordedRun, trust: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a run with everything that is recorded of it."""
-    about = {"run": run.id, "chain": run.chain, "seq": run.seq, "trust": summary.trust}
+    about = {"run": run.id, "chain": run.chain, "seq": run.seq, "trust": trust}
     start = run.to_dict()
     end = start.pop("end")
     calls = start.pop("calls")
@@ -56,7 +50,7 @@ def plain_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, An
         yield {"event": "run_ended", "at": time_of(run.ended_ns or 0), **about, **end}
 
 
-def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]]:
+def ecs_events(run: RecordedRun, title: str, trust: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a run in ECS fields; what ECS has no field for is under `toolcell`."""
     base = {
         "ecs": {"version": ECS_VERSION},
@@ -65,9 +59,9 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
         **({"user": {"id": str(run.who["user"])}} if run.who.get("user") else {}),
     }
     who = {name: run.who[name] for name in (*RELATIONS, "decided_by") if name in run.who}
-    own = {"run": who | {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": summary.trust}
-    script = {"hash": {"sha256": run.start.get("sha256")}, "title": summary.title}
-    asked = {"script": script, "decisions": [text for _, text in replace(run, end={}).decision_lines(json_line)]}
+    own = {"run": who | {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": trust}
+    script = {"hash": {"sha256": run.start.get("sha256")}, "title": title}
+    asked = {"script": script, "decisions": [text for _, text in replace(run, end={}).decision_lines()]}
     yield _ecs("run-started", "start", base, own | asked, at_ns=run.started_ns, seq=run.seq)
     for call in run.calls:
         yield _ecs(
@@ -87,7 +81,7 @@ def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]
         detail = {
             "outcome": run.outcome,
             "calls": len(run.calls),
-            "waits": [text for _, text in replace(run, start={}).decision_lines(json_line)],
+            "waits": [text for _, text in replace(run, start={}).decision_lines()],
             "files": [{"name": name, "size": size, "sha256": sha256} for name, _, size, sha256, _ in run.end["files"]],
         }
         yield _ecs(
@@ -125,7 +119,7 @@ def _ecs(
         "sequence": seq,
     }
     if outcome is not None:
-        event["outcome"] = "success" if outcome in GOOD else "unknown" if outcome == UNFINISHED else "failure"
+        event["outcome"] = OUTCOMES[standing_of(outcome)]
     if duration_s is not None:
         event["duration"] = round(duration_s * 1e9)
     failed = {"error": {"message": message, "code": outcome}} if message else {}

@@ -10,22 +10,20 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit.query import Trust
-from toolcell.audit.reader import GOOD, RecordedCall, RecordedRun, jsonable
-from toolcell.audit.store import UNFINISHED
-from toolcell.support.text import for_terminal
+from toolcell.audit.reader import RecordedCall, RecordedRun
+from toolcell.results import standing_of
+from toolcell.support.data_text import shown_text
+from toolcell.support.text import visible
 from toolcell.support.times import time_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from toolcell_bridge.wire.tables import AnyTable
 
 TRUST_CLASSES: Final = {Trust.VERIFIED: "good", Trust.BROKEN: "bad"}
 BAR_WIDTH: Final = 1000
@@ -56,39 +54,39 @@ class ShownRun:
     """A run as a page shows it."""
 
     def __init__(self, run: RecordedRun) -> None:
-        self.ended_ns = _end_ns(run)
+        self.run = run
+        times = [run.ended_ns or 0, *(call.ended_ns or call.started_ns for call in run.calls)]
+        self.ended_ns = max(run.started_ns + 1, *times)
         """When it ended, or the last of it that is known, since the epoch."""
         self.calls = _calls(run, self.ended_ns)
         self.lines = _lines(run, self.calls)
         self.facts = [*_facts(run)]
         self.output, self.results, self.files = _output(run), [*_results(run)], _files(run)
 
-
-def to_html(run: RecordedRun, trust: str, *, log: str = "", made_ns: int = 0) -> str:
-    """Return the page."""
-    shown = ShownRun(run)
-    style = _style()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
-    return (
-        _environment()
-        .get_template("run.html.jinja")
-        .render(
-            style=_as_is(style),
-            style_hash=_as_is(f"sha256-{digest}"),
-            run=run,
-            trust=trust,
-            trust_class=TRUST_CLASSES.get(Trust(trust), "warn"),
-            trust_text=Trust(trust).text,
-            made_at=time_of(made_ns),
-            facts=[*shown.facts, ("log", log)],
-            lines=shown.lines,
-            calls=[*shown.calls.values()],
-            span=f"{shown.ended_ns / 1e6 - run.started_ns / 1e6:.3f} ms",
-            output=shown.output,
-            results=shown.results,
-            files=shown.files,
+    def to_html(self, trust: str, *, log: str = "", made_ns: int = 0) -> str:
+        """Return the page."""
+        style = _style()
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+        return (
+            _environment()
+            .get_template("run.html.jinja")
+            .render(
+                style=_as_is(style),
+                style_hash=_as_is(f"sha256-{digest}"),
+                run=self.run,
+                trust=trust,
+                trust_class=TRUST_CLASSES.get(Trust(trust), "warn"),
+                trust_text=Trust(trust).text,
+                made_at=time_of(made_ns),
+                facts=[*self.facts, ("log", log)],
+                lines=self.lines,
+                calls=[*self.calls.values()],
+                span=f"{self.ended_ns / 1e6 - self.run.started_ns / 1e6:.3f} ms",
+                output=self.output,
+                results=self.results,
+                files=self.files,
+            )
         )
-    )
 
 
 @functools.cache
@@ -103,11 +101,6 @@ def _environment() -> Environment:
         finalize=visible,
         trim_blocks=False,
     )
-
-
-def visible(value: object) -> object:
-    """Spell out what a browser hides, reorders or cannot encode."""
-    return value if hasattr(value, "__html__") else for_terminal(str(value))
 
 
 def _as_is(text: str) -> object:
@@ -143,15 +136,11 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if digest := run.sha256:
         yield "script", f"sha256 {digest}"
     if usage := run.end.get("usage"):
-        yield "used", shown_text({name: _rounded(value) for name, value in usage.items()})
+        measured = {name: float(f"{each:.6g}") if isinstance(each, float) else each for name, each in usage.items()}
+        yield "used", shown_text(measured)  # a measured number is not right to more digits
     yield from run.decision_lines(shown_text)
     yield from _notes(run.start.get("more"))
     yield from _notes(run.end.get("more"))
-
-
-def _rounded(value: Any) -> Any:
-    """Round a measured number: it is not right to more digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
@@ -160,31 +149,18 @@ def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
     yield from ((name.replace("_", " "), shown_text(value)) for name, value in (more or {}).items() if name not in told)
 
 
-def shown_text(value: Any, tables: Callable[[AnyTable], Any] = lambda table: str(table).split("\n")) -> str:
-    """Return a text as it is, anything else as JSON. `tables`: what is in it of an array or a table, else its lines."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(jsonable(value, tables=tables), ensure_ascii=False, indent=1)
-
-
-def _end_ns(run: RecordedRun) -> int:
-    times = [run.ended_ns or 0, *(call.ended_ns or call.started_ns for call in run.calls)]
-    return max(run.started_ns + 1, *times)
-
-
 def _calls(run: RecordedRun, ended_ns: int) -> dict[int, ShownCall]:
     span = ended_ns - run.started_ns
     return {call.number: _call(call, run.started_ns, span) for call in run.calls}
 
 
 def _call(call: RecordedCall, started_ns: int, span_ns: int) -> ShownCall:
-    css = "good" if call.status in GOOD else "warn" if call.status == UNFINISHED else "bad"
     start = min(BAR_WIDTH - 2, max(0, (call.started_ns - started_ns) * BAR_WIDTH // span_ns))
     lasts = round(call.duration_s * 1e9) * BAR_WIDTH // span_ns if call.is_finished else BAR_WIDTH
     took = f" {call.duration_s * 1000:.3f} ms" if call.is_finished else ""
     label = f"{call.number} {call.tool}: {call.status}{took}"
     parts = [("origin", call.place), *call.lines(shown_text)]
-    return ShownCall(label, css, start, min(BAR_WIDTH - start, max(2, lasts)), parts)
+    return ShownCall(label, standing_of(call.status), start, min(BAR_WIDTH - start, max(2, lasts)), parts)
 
 
 def _lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +20,13 @@ from toolcell.audit.keys import (
     Verifier,
     algorithm_of,
     by_id,
+    default_key_path,
     load_signer,
-    load_verifier,
+    retired_key_path,
 )
 from toolcell.audit.log import AuditLog
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, head_of
-from toolcell.errors import AuditError, UsageError
-from toolcell.support.files import write_file
+from toolcell.errors import UsageError
 
 VALID: Final = "valid"
 UNKNOWN: Final = "unknown"
@@ -54,10 +53,6 @@ class KeyRange:
     """valid, unknown, forged or unsigned."""
     successor: str = ""
     """The key that an event of the chain names as the next one."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def key_ranges(path: Place, verifiers: Iterable[Verifier]) -> list[KeyRange]:
@@ -105,24 +100,10 @@ def key_ranges(path: Place, verifiers: Iterable[Verifier]) -> list[KeyRange]:
 # Rotation
 
 
-def retired_key_path(path: Path, key_id: str) -> Path:
-    """Return where a key is kept after another took its place."""
-    return path.with_name(f"{path.name}.{key_id}")
+def rotate(path: Path | None, logs: Iterable[Place], algorithm: str = "") -> tuple[Path, Signer, Signer]:
+    """Replace a key by a new one; return the file and both. The old key is kept beside it, to verify with.
 
-
-def retired_keys(path: Path) -> list[Verifier]:
-    """Load the keys that were once at `path`, to check with. A file counts if its name ends in the id of its key."""
-    found = []
-    for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")):
-        with suppress(AuditError):
-            verifier = load_verifier(file)
-            if file.name == retired_key_path(path, verifier.key_id).name:
-                found.append(verifier)
-    return found
-
-
-def rotate(path: Path, logs: Iterable[Place], algorithm: str = "") -> tuple[Signer, Signer]:
-    """Replace the key at `path` by a new one and return both. The old key is kept beside it, to verify with.
+    `path`: None is our own key.
 
     Each record gets an event, signed with the old key, that names the new one. Open writers go on with the old key.
 
@@ -130,6 +111,7 @@ def rotate(path: Path, logs: Iterable[Place], algorithm: str = "") -> tuple[Sign
         AuditError: the key or a record cannot be used. The key at `path` is still the old one.
         UsageError: there is no such algorithm, or a file is in the way.
     """
+    path = path or default_key_path()
     old = load_signer(path)
     new = _generate(algorithm or old.algorithm)
     public = "" if isinstance(new, HmacKey) else new.to_text()
@@ -140,10 +122,8 @@ def rotate(path: Path, logs: Iterable[Place], algorithm: str = "") -> tuple[Sign
         with AuditLog(directory, key=old) as log:
             log.append(records.KEY_CHANGED, 0, (old.key_id, new.key_id, new.algorithm, public, {}))
     os.link(path, kept)
-    write_file(path, (new.to_text() if isinstance(new, HmacKey) else new.private_text()).encode("ascii"))
-    if public:
-        write_file(path.with_name(f"{path.name}.pub"), public.encode("ascii"), mode=0o644)
-    return old, new
+    new.save(path, replace=True)
+    return path, old, new
 
 
 def _generate(algorithm: str) -> HmacKey | Ed25519Signer:

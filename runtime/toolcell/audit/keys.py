@@ -6,6 +6,7 @@ everybody with the public key can verify.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import hmac
 import os
@@ -38,16 +39,13 @@ class Verifier(Protocol):
     @property
     def key_id(self) -> str:
         """Names the key; reveals nothing of it."""
-        ...
 
     @property
     def algorithm(self) -> str:
         """`hmac-sha256` or `ed25519`."""
-        ...
 
     def is_valid(self, data: bytes, signature: bytes) -> bool:
         """True when the holder of the key signed `data`."""
-        ...
 
 
 class Signer(Verifier, Protocol):
@@ -55,15 +53,10 @@ class Signer(Verifier, Protocol):
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature of `data`."""
-        ...
-
-
-class SigningFailed(AuditError):
-    """The key could not be reached. Records are written all the same, and can be signed later."""
 
 
 class WrappedSigner:
-    """A caller's signer. Every exception of it becomes a `SigningFailed` that names the key."""
+    """A caller's signer. Every exception of it becomes an `AuditError` that names the key."""
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
@@ -74,12 +67,12 @@ class WrappedSigner:
         """Return the signature of `data`.
 
         Raises:
-            SigningFailed: the signer raised.
+            AuditError: the signer raised.
         """
         try:
             return bytes(memoryview(self._signer.sign(data)))
         except Exception as exc:
-            raise SigningFailed(f"the key {self.key_id} did not sign: {type(exc).__name__}: {exc}") from exc
+            raise AuditError(f"the key {self.key_id} did not sign: {type(exc).__name__}: {exc}") from exc
 
     def is_valid(self, data: bytes, signature: bytes) -> bool:
         """True when the holder of the key signed `data`."""
@@ -109,6 +102,15 @@ class HmacKey:
     def is_valid(self, data: bytes, signature: bytes) -> bool:
         """True when the holder of the key signed `data`."""
         return hmac.compare_digest(self.sign(data), signature)
+
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write the key to a file that only its owner may read.
+
+        Raises:
+            FileExistsError: the file exists, and it is not to be replaced.
+            AuditError: the file cannot be written.
+        """
+        save_private(Path(path), self.to_text(), replace=replace)
 
     def to_text(self) -> str:
         """Return the text of the key's file."""
@@ -167,6 +169,17 @@ class Ed25519Signer(Ed25519Verifier):
         """Return the signature of `data`."""
         return self._private.sign(data)
 
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write the key to a file that only its owner may read, and the public one to `.pub` beside it, for everybody.
+
+        Raises:
+            FileExistsError: one of the files exists, and it is not to be replaced.
+            AuditError: a file cannot be written.
+        """
+        save_private(Path(path), self.private_text(), replace=replace)
+        save_private(public := Path(f"{os.fspath(path)}.pub"), self.to_text(), replace=replace, mode=0o644)
+        public.chmod(0o644)  # whatever the umask is
+
     def private_text(self) -> str:
         """PEM of the private key."""
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -219,6 +232,40 @@ def load_verifier(path: str | os.PathLike[str]) -> Verifier:
     return Ed25519Verifier(_pem(text, path, is_public=True)) if "PUBLIC KEY" in text else load_signer(path)
 
 
+def load_verifiers(path: str | os.PathLike[str] | None = None, *, is_needed: bool = True) -> list[Verifier]:
+    """Load what checks the signatures of the key at `path`, or of our own, and of those whose place it has taken.
+
+    If `is_needed` is False and the key cannot be read, only the keys that it replaced are returned.
+
+    Raises:
+        AuditError: as `load_signer`, if the key is needed.
+    """
+    path = default_key_path() if path is None else Path(path)
+    found = retired_keys(path)
+    try:
+        found.insert(0, load_verifier(path))
+    except AuditError as exc:
+        if is_needed:
+            raise AuditError(f"{exc}; the key that checks signatures is {WHERE_KEYS_ARE}") from exc
+    return found
+
+
+def retired_key_path(path: Path, key_id: str) -> Path:
+    """Return where a key is kept after another took its place."""
+    return path.with_name(f"{path.name}.{key_id}")
+
+
+def retired_keys(path: Path) -> list[Verifier]:
+    """Load the keys that were once at `path`, to check with. A file counts if its name ends in the id of its key."""
+    found = []
+    for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")):
+        with suppress(AuditError):
+            verifier = load_verifier(file)
+            if file.name == retired_key_path(path, verifier.key_id).name:
+                found.append(verifier)
+    return found
+
+
 def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path | None) -> Signer:
     """Return the signer for a log: one of the caller's, the key in a file, or our own.
 
@@ -249,20 +296,20 @@ def own_signer() -> Signer:
                 f"${KEY_VARIABLE} names {path}, which is not there; `toolcell audit keygen {path}` makes it"
             )
         with suppress(FileExistsError):
-            save_private(path, HmacKey.generate().to_text())
+            HmacKey.generate().save(path)
     return load_signer(path)
 
 
-def save_private(path: Path, text: str) -> None:
-    """Write a key that only its owner may read.
+def save_private(path: Path, text: str, *, replace: bool = False, mode: int = 0o600) -> None:
+    """Write a key, by default one that only its owner may read.
 
     Raises:
-        FileExistsError: the file exists; keys are never overwritten.
+        FileExistsError: the file exists, and it is not to be replaced: two processes may create the first key.
         AuditError: the file cannot be written.
     """
     try:
         make_private_folder(path.parent)
-        write_file(path, text.encode(), replace=False)  # two processes may create the first key at the same time
+        write_file(path, text.encode(), replace=replace, mode=mode)
     except FileExistsError:
         raise
     except OSError as exc:

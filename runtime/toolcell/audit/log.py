@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from toolcell.audit import cutting, records, retention, signatures, store
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.databases import Place, database_of
-from toolcell.audit.keys import Signer, signer_of
+from toolcell.audit.keys import Signer, Verifier, load_verifiers, signer_of
 from toolcell.audit.records import GENESIS, SALT_BYTES, event_digest, hash_digest
 from toolcell.audit.redact import Redactor
 from toolcell.audit.signatures import Head, default_heads_dir, save_head
@@ -358,10 +358,6 @@ class AuditLog:
             self._write([], self._left_s(until), also=lambda db: found.append(change(db)))
         return found[0]
 
-    def lock(self, kind: str, name: str, *, is_unknown: bool = False) -> store.Lock:
-        """Lock the name of a journal; see `RecordDatabase.lock`."""
-        return self.database.lock(kind, name, is_unknown=is_unknown)
-
     def flush(self, *, wait: bool = False) -> bool:
         """Write what `append_later` was given. False: another process must be waited for.
 
@@ -439,8 +435,7 @@ class AuditLog:
             previous_hash, last_hash = last_hash, hash_digest(last_hash, run, digest)
             rows.append((chain, seq, run, kind, at_ns, salt, body, previous_hash, last_hash))
             events.append(event)
-            fields = dict(zip(records.FIELDS[kind], event.fields, strict=True))
-            changes += store.rows_of(chain, seq, run, kind, at_ns, fields)
+            changes += store.rows_of(chain, run, kind, at_ns, event.fields)
         if has_effect:
             self.database.check_present()
 
@@ -658,8 +653,10 @@ class AuditLog:
 
     # Retention
 
-    def prune(self) -> list[retention.Removal]:
+    def prune(self, keys: Iterable[Verifier] = ()) -> list[retention.Removal]:
         """Remove what the configuration no longer keeps, and say for each chain what went and what stays, and why.
+
+        `keys`: of chains that another key signed, besides those whose place ours has taken.
 
         Raises:
             AuditError: the record cannot be read or written.
@@ -667,10 +664,13 @@ class AuditLog:
         signer = self._signer
         self._writable()
         assert signer is not None
+        known = [signer, *keys]
+        if self._key is None or isinstance(self._key, str | os.PathLike):
+            known += load_verifiers(self._key, is_needed=False)
         done: dict[str, retention.Removal] = {}
         is_more = True
         while is_more:
-            plan = retention.removals(self.database, self.config, [signer], PRUNE_EVENTS)
+            plan = retention.removals(self.database, self.config, known, PRUNE_EVENTS)
             is_more = any(each.count >= PRUNE_EVENTS for each in plan)
             for removal in plan:
                 before = done.get(removal.chain)
@@ -703,7 +703,6 @@ class AuditLog:
     def _prune_if_due(self) -> None:
         if self.config.keep_s is None and self.config.keep_bytes is None:
             return
-        every_s = min(PRUNE_S, self.config.keep_s or PRUNE_S)
-        if time.monotonic() - self._pruned_s >= every_s:
+        if time.monotonic() - self._pruned_s >= min(PRUNE_S, self.config.keep_s or PRUNE_S):
             self._pruned_s = time.monotonic()
             self.prune()

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from toolcell.audit import records
-from toolcell.audit.reader import RecordedCall, decision_text, ended_call, json_line, started_call
+from toolcell.audit.reader import RecordedCall, decision_text, ended_call, started_call
 from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import UsageError
+from toolcell.results import standing_of
+from toolcell.support.data_text import json_line
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
 RUN_TOOLS: Final = {"code": "execute_code", "plan": "execute_plan"}
 """Tool name of each kind of run; other kinds are their own name."""
-
-SUCCESSFUL: Final = frozenset({"ok", "pending"})
 
 _CONTENT: Final = {"args": "gen_ai.tool.call.arguments", "value": "gen_ai.tool.call.result"}
 _DECIDED: Final = ("toolcell.call.decision", "toolcell.call.decision.by")
@@ -79,8 +79,7 @@ class SpanSink:
 
     def __call__(self, event: AuditEvent) -> None:
         """Take one record."""
-        handle = self._handlers.get(event.kind)
-        if handle is not None:
+        if (handle := self._handlers.get(event.kind)) is not None:
             handle(event, (event.chain, event.run), event.fields)
 
     def _run_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
@@ -135,7 +134,7 @@ class SpanSink:
             return
         span, call = found[0], ended_call(found[1], fields, event)
         span.set_attributes(_present(self._facts(call)))
-        if call.status not in SUCCESSFUL:
+        if standing_of(call.status) == "bad":
             self._fail(span, call.code or call.status, call.message)
         span.end(event.at_ns)
 
@@ -152,7 +151,7 @@ class SpanSink:
             **self._content("gen_ai.tool.call.result", fields["value"], fields["more"].get("value_cut")),
         }
         run.span.set_attributes(_present(attributes))
-        if fields["outcome"] != "ok":
+        if standing_of(fields["outcome"]) == "bad":
             self._fail(run.span, fields["outcome"], (fields["error"] or {}).get("message", ""))
         for span, _ in run.calls.values():  # calls that ended with the run
             self._fail(span, "unfinished", "")

@@ -15,18 +15,8 @@ from typing import Any, Final, cast
 
 from toolcell.audit.filters import Glob
 from toolcell.audit.sqlite_record import make_tables
-from toolcell.audit.store import (
-    LOCK_S,
-    TABLE_NAMES,
-    TABLES,
-    VERSION,
-    BadInput,
-    Lock,
-    RecordDatabase,
-    lock_number,
-    storable,
-)
-from toolcell.errors import AuditError, UsageError
+from toolcell.audit.store import LOCK_S, TABLE_NAMES, TABLES, VERSION, Lock, RecordDatabase, lock_number, storable
+from toolcell.errors import AuditError, BadInput, UsageError
 from toolcell.support.lazy import needed
 
 SCHEMA: Final = "toolcell_record"
@@ -119,9 +109,7 @@ def _replaced(sql: str, differences: Iterable[tuple[str, str]]) -> str:
 
 
 def _value(given: Any) -> Any:
-    if isinstance(given, Glob):
-        return glob_pattern(given)
-    return storable(given)
+    return glob_pattern(given) if isinstance(given, Glob) else storable(given)
 
 
 def glob_pattern(glob: str) -> str:
@@ -375,8 +363,7 @@ class PostgresRecord(RecordDatabase):
             raise BadInput(f"cannot {verb} the record {self.place}: {self.why(exc)}{self._cure(exc)}") from exc
 
     def _cure(self, exc: Exception) -> str:
-        errors = self._psycopg.errors
-        if isinstance(exc, errors.InsufficientPrivilege):
+        if isinstance(exc, self._psycopg.errors.InsufficientPrivilege):
             return (
                 f"; have the owner of the database run CREATE SCHEMA {self.schema} AUTHORIZATION <this user>, or to "
                 f"read: GRANT USAGE ON SCHEMA {self.schema}, GRANT SELECT ON ALL TABLES IN SCHEMA {self.schema}"
@@ -512,15 +499,6 @@ class PostgresRecord(RecordDatabase):
             return bool(why.diag.table_name == "event")
         return isinstance(why, self.errors) and self._writer is not None and self._writer.is_lost
 
-    def check_present(self) -> None:
-        """Do nothing: a table that is gone is an error when it is written to."""
-
-    def sync(self) -> None:
-        """Do nothing: a commit is on the server's disk."""
-
-    def compact(self) -> None:
-        """Do nothing: the server does it."""
-
     def close(self, db: Any) -> None:
         """Close the connection, and its locks with it."""
         self.forget_connections()
@@ -532,14 +510,6 @@ class PostgresRecord(RecordDatabase):
         self._names, self._locks = threading.Lock(), {}
 
     # Reading
-
-    def damage(self, db: Any) -> Iterator[str]:
-        """Yield nothing: the server checks its own files."""
-        return iter(())
-
-    def most_bytes(self, db: Any) -> float:
-        """Return no number: the server may store rows in fewer bytes than they have."""
-        return math.inf
 
     def state(self, db: Any) -> object:
         """Return what differs once somebody has written, also in another database of the server."""
@@ -564,8 +534,7 @@ class PostgresRecord(RecordDatabase):
             (errors.DiskFull, "the disk of the server is full"),
             (errors.ReadOnlySqlTransaction, "the server is read-only"),
         )
-        said = next((text for kind, text in reasons if isinstance(exc, kind)), "")
-        return said or " ".join(str(exc).split())[:500]
+        return next((text for kind, text in reasons if isinstance(exc, kind)), "") or " ".join(str(exc).split())[:500]
 
     # Locks
 

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Final, Self
 
-from toolcell.audit import records, store
+from toolcell.audit import events, records, store
 from toolcell.audit.databases import Place, database_of
 from toolcell.audit.filters import NEWEST_FIRST, Filter, conditions
 from toolcell.audit.keys import Verifier, by_id
@@ -26,9 +27,9 @@ from toolcell.audit.reader import LinkedRun, RecordedRun, assemble
 from toolcell.audit.records import StoredEvent, hash_digest
 from toolcell.audit.shapes import BLOB_SHAPES
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, PRUNED, Head, head_of
-from toolcell.audit.store import ABORTED, UNFINISHED
-from toolcell.errors import AuditError, StoreError, UsageError
-from toolcell.results import Outcome
+from toolcell.audit.store import ABORTED
+from toolcell.errors import AuditError, BadInput, StoreError, UsageError
+from toolcell.results import UNFINISHED, Outcome, standing_of
 from toolcell.support.packing import bytes_digest, unpack
 from toolcell.support.sqlite import check_files_beside, check_folder
 
@@ -124,10 +125,13 @@ class Index:
 
     def __init__(self, path: Place, verifiers: Iterable[Verifier] = ()) -> None:
         self._database = database_of(path)
+        self.place = self._database.place
+        """Names the record in messages."""
         self._verifiers = by_id(verifiers)
         self._db = self._database.open_read_only()
         with self._database.translated():
-            self._log = store.record_id(self._db)
+            self.log = store.record_id(self._db)
+            """Id of the record."""
         self._walked: dict[str, tuple[int, int]] = {}
         """Chain to the last stretch of events that were found to be what was signed."""
 
@@ -140,16 +144,6 @@ class Index:
     def close(self) -> None:
         """Close the record."""
         self._db.close()
-
-    @property
-    def place(self) -> str:
-        """Names the record in messages."""
-        return self._database.place
-
-    @property
-    def log(self) -> str:
-        """Id of the record."""
-        return self._log
 
     @property
     def verifiers(self) -> list[Verifier]:
@@ -169,7 +163,7 @@ class Index:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (StoreError, OSError) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
-            raise store.BadInput(f"cannot write {path}: {why}") from exc
+            raise BadInput(f"cannot write {path}: {why}") from exc
         try:
             with self._database.translated("copy"), closing(sqlite3.connect(path)) as copy:
                 self._database.copy_to(self._db, copy)
@@ -189,7 +183,6 @@ class Index:
     # Trust
 
     def _trust(self, chain: str, first: int, last: int) -> str:
-        """Return the trust in a stretch of events."""
         walked = self._walked.get(chain)
         if walked is not None and walked[0] <= first and last <= walked[1]:
             return Trust.VERIFIED
@@ -199,7 +192,7 @@ class Index:
         )
         unknown: Head | None = None
         for row in rows:
-            head = head_of(self._log, row)
+            head = head_of(self.log, row)
             verifier = self._verifiers.get(head.key) if head is not None else None
             if head is None or (verifier is not None and not head.is_signed_by(verifier)):
                 return Trust.BROKEN
@@ -262,7 +255,7 @@ class Index:
             change
             for event in found
             if event.kind in (records.RUN_STARTED, records.RUN_ENDED)
-            for change in store.rows_of(chain, event.seq, event.run, event.kind, event.at_ns, event.fields)
+            for change in store.rows_of(chain, event.run, event.kind, event.at_ns, [*event.fields.values()])
         ]
         told = store.told_run(changes)
         if told["outcome"] == UNFINISHED:  # the calls of a run under way are counted in the table alone
@@ -286,22 +279,15 @@ class Index:
 
     def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
         """Return the runs that a filter selects, oldest first."""
-        with self._database.translated():
-            return self._runs(wanted or Filter())
-
-    def _runs(self, wanted: Filter) -> list[RunSummary]:
+        wanted = wanted or Filter()
         where, values = conditions(wanted)
         limit = f" LIMIT {int(wanted.limit)}" if wanted.limit is not None and wanted.trust is None else ""
-        query = f"SELECT {_COLUMNS} FROM run WHERE {where} ORDER BY {NEWEST_FIRST}{limit}"
-        if wanted.trust is None:
-            return [self._summary(row) for row in reversed(self._db.execute(query, values).fetchall())]
-        found: list[RunSummary] = []
-        for row in self._db.execute(query, values):
-            if (summary := self._summary(row)).trust == wanted.trust:
-                found.append(summary)
-                if len(found) == wanted.limit:
-                    break
-        return found[::-1]
+        with self._database.translated():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM run WHERE {where} ORDER BY {NEWEST_FIRST}{limit}", values)
+            if wanted.trust is None:
+                return [self._summary(row) for row in reversed(rows.fetchall())]
+            found = (summary for row in rows if (summary := self._summary(row)).trust == wanted.trust)
+            return [*islice(found, wanted.limit)][::-1]
 
     def count(self, wanted: Filter) -> int:
         """Return how many runs a filter selects, whatever its limit."""
@@ -347,11 +333,20 @@ class Index:
         """
         with readable(summary):
             found = self.events_of(summary)
-            shared = {digest: self._shared(name, digest) for name, digest in shared_digests(found)}
-            run = assemble(found, shared)
+            run = assemble(found, {digest: self._shared(name, digest) for name, digest in shared_digests(found)})
         if run is None:
             raise AuditError(f"the first event of run {summary.id} cannot be read; run `toolcell audit verify`")
         return replace(run, id=summary.id, family=self.family(summary))
+
+    def event_lines(self, summary: RunSummary, shape: events.Shape = "jsonl") -> Iterator[str]:
+        """Yield a run as lines of JSON for another system: its start, each call, and its end if there is one. A run
+        that cannot be read has one line that says so."""
+        try:
+            run = self.load(summary)
+        except AuditError as exc:
+            yield events.unreadable_line(summary.id, summary.chain, summary.seq, summary.started_ns, str(exc))
+        else:
+            yield from events.event_lines(run, summary.title, summary.trust, shape)
 
     def family(self, summary: RunSummary) -> tuple[LinkedRun, ...]:
         """Return the runs that go on from each other, this one among them, the oldest first; none if it is alone."""
@@ -400,7 +395,7 @@ class Index:
         query = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint WHERE writer = ? AND n >= ? AND reason != ? ORDER BY n"
         with self._database.translated():
             rows = self._db.execute(query, (chain, seq, PRUNED))
-            return next((head for row in rows if (head := head_of(self._log, row)) is not None), None)
+            return next((head for row in rows if (head := head_of(self.log, row)) is not None), None)
 
     def blob(self, digest: str) -> bytes | None:
         """Return what many runs share; None where it was pruned, or is not what the digest says."""
@@ -415,26 +410,48 @@ class Index:
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
         """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
-        with self._database.translated():
-            return self._stats(wanted or Filter())
+        wanted = wanted or Filter()
+        where, values = conditions(wanted)
+        chosen = f"FROM plain_run AS run WHERE {where}"
+        counted = "count(*), coalesce(sum(wall_s), 0.0), coalesce(sum(cpu_s), 0.0), count(DISTINCT sha256)"
+        [(total, wall_s, cpu_s, scripts)] = self.select(f"SELECT {counted} {chosen}", values)
+        outcomes = dict(self.select(f"SELECT outcome, count(*) {chosen} GROUP BY outcome ORDER BY 2 DESC", values))
+        trusts = Counter(each.trust for each in self.runs(replace(wanted, limit=None)))
+        day = "coalesce(date(started / 1000000000, 'unixepoch'), '?')"
+        days = dict(self.select(f"SELECT {day}, count(*) {chosen} GROUP BY 1 ORDER BY 1", values))
+        rows = self.select(
+            f"SELECT tool, status, duration_us FROM plain_call JOIN (SELECT writer AS w, n AS s {chosen}) AS found "
+            "ON writer = w AND run = s ORDER BY tool, duration_us",
+            values,
+        )
+        return {
+            "runs": total,
+            "scripts": scripts,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "trust": {name: trusts[name] for name in Trust if trusts[name]},
+            "outcomes": outcomes,
+            "days": days,
+            "tools": tool_table(rows),
+        }
 
     def hosts(self, wanted: Filter | None = None) -> list[dict[str, Any]]:
         """Count requests by host. Shape: [{"host", "requests", "runs", "failed", "secrets": [names], "last_ns"}]."""
         where, values = conditions(wanted or Filter(limit=None))
         query = f"""
-            SELECT host, secret, request.writer, request.run, request.number, status NOT IN ('ok', 'pending'), started
+            SELECT host, secret, request.writer, request.run, request.number, status, started
             FROM plain_request AS request
             JOIN plain_call AS call USING (writer, run, number)
             WHERE (writer, run) IN (SELECT writer, n FROM run WHERE {where})
         """
         found: dict[str, dict[str, Any]] = {}
-        for host, secret, writer, run, number, is_failed, started in self.select(query, values):
+        for host, secret, writer, run, number, status, started in self.select(query, values):
             row = found.setdefault(
                 host, {"requests": set(), "runs": set(), "failed": set(), "secrets": set(), "last": 0}
             )
             row["requests"].add((writer, run, number))
             row["runs"].add((writer, run))
-            row["failed"] |= {(writer, run, number)} if is_failed else set()
+            row["failed"] |= {(writer, run, number)} if standing_of(status) == "bad" else set()
             row["secrets"] |= {secret} if secret else set()
             row["last"] = max(row["last"], started)
         return [
@@ -451,33 +468,6 @@ class Index:
         """Count the calls of each tool since then; the rows of `tool_table`, most called first."""
         query = "SELECT tool, status, duration_us FROM plain_call WHERE started >= ? ORDER BY tool, duration_us"
         return tool_table(self.select(query, [since_ns]))
-
-    def _stats(self, wanted: Filter) -> dict[str, Any]:
-        where, values = conditions(wanted)
-        chosen = f"FROM plain_run AS run WHERE {where}"
-        total, wall_s, cpu_s, scripts = self._db.execute(
-            f"SELECT count(*), coalesce(sum(wall_s), 0.0), coalesce(sum(cpu_s), 0.0), count(DISTINCT sha256) {chosen}",
-            values,
-        ).fetchone()
-        outcomes = dict(self._db.execute(f"SELECT outcome, count(*) {chosen} GROUP BY outcome ORDER BY 2 DESC", values))
-        trusts = Counter(each.trust for each in self._runs(replace(wanted, limit=None)))
-        day = "coalesce(date(started / 1000000000, 'unixepoch'), '?')"
-        days = dict(self._db.execute(f"SELECT {day}, count(*) {chosen} GROUP BY 1 ORDER BY 1", values))
-        rows = self._db.execute(
-            f"SELECT tool, status, duration_us FROM plain_call JOIN (SELECT writer AS w, n AS s {chosen}) AS found "
-            "ON writer = w AND run = s ORDER BY tool, duration_us",
-            values,
-        )
-        return {
-            "runs": total,
-            "scripts": scripts,
-            "wall_s": wall_s,
-            "cpu_s": cpu_s,
-            "trust": {name: trusts[name] for name in Trust if trusts[name]},
-            "outcomes": outcomes,
-            "days": days,
-            "tools": tool_table(rows),
-        }
 
 
 @contextmanager
@@ -533,7 +523,7 @@ def tool_table(rows: Iterable[tuple[str, str, int | None]]) -> list[dict[str, An
             {
                 "tool": tool,
                 "calls": len(calls),
-                "failed": sum(status not in ("ok", "pending") for status, _ in calls),
+                "failed": sum(standing_of(status) == "bad" for status, _ in calls),
                 "p50_ms": durations[len(durations) // 2] / 1000,
                 "p95_ms": durations[min(len(durations) - 1, len(durations) * 95 // 100)] / 1000,
                 "total_s": sum(durations) / 1e6,

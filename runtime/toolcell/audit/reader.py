@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,16 +11,13 @@ from toolcell.audit import records
 from toolcell.audit.records import StoredEvent
 from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.sinks import AuditEvent
-from toolcell.audit.store import UNFINISHED
-from toolcell.config import package_name
-from toolcell.support.packing import Unrecordable, value_digest
+from toolcell.config import Limits, Policy, package_name
+from toolcell.errors import UsageError
+from toolcell.results import UNFINISHED
+from toolcell.support.data_text import json_line, jsonable
 from toolcell.support.times import time_of
-from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 # Runs
-
-GOOD: Final = frozenset({"ok", "pending"})
-"""Outcomes of runs and statuses of calls in which nothing failed."""
 
 LABELS: Final = {
     "args": "sent",
@@ -109,7 +104,7 @@ class RecordedCall:
         names = sorted(found, key=lambda name: order.get(name.removesuffix("_cut"), len(order)))
         return {name: found[name] for name in names}
 
-    def lines(self, written: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+    def lines(self, written: Callable[[Any], str] = json_line) -> Iterator[tuple[str, str]]:
         """Yield the facts of a call for people: a label and a text. `written`: returns values of any kind as text."""
         facts = self.facts
         for name, value in facts.items():
@@ -170,10 +165,6 @@ class LinkedRun:
     relation: str | None
     parent: str | None
     decided_by: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +272,27 @@ class RecordedRun:
             is_link = name in RELATIONS or name == "decided_by"
             yield (name.replace("_", " ") if is_link else f"for {name}"), str(value)
 
-    def decision_lines(self, written: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+    def runtime_options(self) -> dict[str, Any]:
+        """Return the arguments for a `Runtime` that can repeat this run.
+
+        Raises:
+            UsageError: a runtime does not take the recorded limits or policy.
+        """
+        environment = self.isolation.get("environment") or {}
+        known = {name: value for name, value in self.limits.items() if name in Limits.model_fields}
+        try:
+            policy = Policy(hash_seed=self.policy.get("hash_seed"), profile=self.policy.get("profile") or "full")
+            limits = Limits(**known)
+        except ValueError as exc:
+            raise UsageError(f"run {self.id} was recorded with settings that no runtime takes: {exc}") from exc
+        return {
+            "policy": policy,
+            "limits": limits,
+            "packages": tuple(self.packages),
+            "preload": tuple(environment.get("preload") or ()),
+        }
+
+    def decision_lines(self, written: Callable[[Any], str] = json_line) -> Iterator[tuple[str, str]]:
         """Yield what a run was told of the calls that had waited, and the calls for which it waits itself."""
         for each in (self.start.get("more") or {}).get("decisions") or ():
             yield "decided", f"{_call_text(each, written)}: {decision_text(each)}{_time_text(each.get('at_ns'))}"
@@ -401,33 +412,3 @@ def ended_call(started: RecordedCall, fields: Mapping[str, Any], event: StoredEv
         code=fields["code"],
         end_extra=fields["more"] or {},
     )
-
-
-MAX_DEPTH: Final = 100
-"""What is nested deeper is not shown: JSON encoders, and readers of JSON, have a limit of their own."""
-
-
-def json_line(value: Any) -> str:
-    """Return recorded data as JSON on one line."""
-    return json.dumps(jsonable(value), ensure_ascii=False)
-
-
-def jsonable(value: Any, depth: int = 0, *, tables: Callable[[AnyTable], Any] = str) -> Any:
-    """Convert recorded data to what JSON can hold. `tables`: what is written of an array or a table."""
-    match value:
-        case Mapping() | list() | tuple() if depth >= MAX_DEPTH:
-            return {"unrecordable": type(value).__name__, "text": f"nested deeper than {MAX_DEPTH}"}
-        case Mapping():
-            return {str(key): jsonable(item, depth + 1, tables=tables) for key, item in value.items()}
-        case list() | tuple():
-            return [jsonable(item, depth + 1, tables=tables) for item in value]
-        case bytes():
-            return {"base64": base64.b64encode(value).decode("ascii")}
-        case Array() | Table():
-            return {"table": jsonable(tables(value), depth + 1), "sha256": value_digest(value)}
-        case Unrecordable(kind, text):
-            return {"unrecordable": kind, "text": text}
-        case float() if value != value or value in (float("inf"), float("-inf")):
-            return str(value)
-        case _:
-            return value

@@ -22,8 +22,7 @@ from toolcell.audit.query import Index, RunSummary, readable, shared_digests, sh
 from toolcell.audit.reader import RecordedRun, assemble
 from toolcell.audit.records import StoredEvent, event_of, hash_digest
 from toolcell.audit.signatures import Head
-from toolcell.audit.store import BadInput
-from toolcell.errors import AuditError
+from toolcell.errors import AuditError, BadInput
 from toolcell.support.files import write_named
 from toolcell.support.packing import bytes_digest
 
@@ -174,8 +173,7 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptC
         shown, last_hash = _follow(receipt, head.chain)
         if (head.seq, head.record_hash) != (receipt["first_seq"] + len(receipt["events"]) - 1, last_hash):
             problems.append("its events are not those that were signed")
-        verifier = by_id(verifiers).get(head.key)
-        if verifier is None:
+        if (verifier := by_id(verifiers).get(head.key)) is None:
             missing_keys.append(f"it could not be checked: it is signed with {key_wanted(head.key, head.signature)}")
         elif not head.is_signed_by(verifier):
             problems.append("its signature is not of this checkpoint")
@@ -209,8 +207,8 @@ def _follow(receipt: Mapping[str, Any], chain: str) -> tuple[list[StoredEvent], 
         ValueError: an event is malformed.
     """
     record_hash, first = bytes.fromhex(receipt["before"]), receipt["first_seq"]
-    if type(first) is not int:
-        raise ValueError(f"its first number is {first!r:.40}")
+    if type(first) is not int or record_hash.hex() != receipt["before"]:
+        raise ValueError(f"it begins with {first!r:.40} after {receipt['before']!r:.80}")
     found: list[StoredEvent] = []
     for seq, step in enumerate(receipt["events"], start=first):
         previous = record_hash

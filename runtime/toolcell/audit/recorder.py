@@ -70,7 +70,7 @@ class Recorder:
         redactor = self._redactor_of(context.secrets)
         if sum(len(file.data) for file in files) <= SMALL_FILES_BYTES:
             return _input_files(files, self.log, redactor)
-        return await daemon_threads.run_sync(_input_files, files, self.log, redactor)
+        return await daemon_threads.run_large(_input_files, files, self.log, redactor)
 
     # Runs
 
@@ -216,8 +216,7 @@ class Recorder:
             isolation: dict[str, Any] = {"environment": environment}
             if sandbox is not None:
                 isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers), **profile_of(sandbox)}
-            content = (limits.model_dump(), policy_fields, isolation, [*egress])
-            known = self._remember(key, content, (limits, policy))
+            known = self._remember(key, (limits.model_dump(), policy_fields, isolation, [*egress]), (limits, policy))
         return known
 
     def _tools(self, registry: CallableTools, names: frozenset[str]) -> _Shared:
@@ -225,8 +224,7 @@ class Recorder:
         offered = [each for each in registry.definitions(Origin.CODE) if each.name in names]
         key = tuple(map(id, offered))
         if (known := self._shared.get(key)) is None:
-            defined = [_defined(registry, each) for each in offered]
-            known = self._remember(key, (defined,), offered)
+            known = self._remember(key, ([_defined(registry, each) for each in offered],), offered)
         return known
 
     def _remember(self, key: Any, content: tuple[Any, ...], alive: object) -> _Shared:

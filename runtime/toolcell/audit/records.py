@@ -145,8 +145,7 @@ def fields_of(kind: str, body: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it does not encode to itself again, or a field has another shape.
     """
-    fields = signed_fields_of(kind, body)
-    values = [*fields.values()]
+    values = signed_values_of(kind, body)
     if not _is_canonical(values, body):
         raise ValueError(f"the body of a {kind} was not written by this program")
     if type(values[-1]) is Unrecordable:  # a writer's own: it holds what could not be encoded
@@ -154,26 +153,23 @@ def fields_of(kind: str, body: bytes) -> dict[str, Any]:
     for index, name, fitting, fits in CHECKED[kind]:
         if type(values[index]) not in fitting and not fits(values[index]):
             raise ValueError(f"the {name} of a {kind} is a {type(values[index]).__name__} of another shape")
-    fields["more"] = values[-1]
-    return fields
+    return dict(zip(FIELDS[kind], values, strict=True))
 
 
-def signed_fields_of(kind: str, body: bytes) -> dict[str, Any]:
-    """Decode a body that is covered by a signature: who has the key wrote it.
+def signed_values_of(kind: str, body: bytes) -> list[Any]:
+    """Decode a body that is covered by a signature, as the values of its fields: who has the key wrote it.
 
     Raises:
         ValueError: it is not a list of the fields.
     """
-    values, names = unpack(body), FIELDS[kind]
-    if type(values) is not list or len(values) != len(names):
+    values: list[Any] = unpack(body)
+    if type(values) is not list or len(values) != len(FIELDS[kind]):
         raise ValueError(f"the body of a {kind} is not a list of its fields")
-    return dict(zip(names, values, strict=True))
+    return values
 
 
 def _is_canonical(values: list[Any], body: bytes) -> bool:
-    try:  # the fields, packed together, are the same bytes unless one of them needs a conversion
-        if thread_packer.pack(values) == body:
-            return True
+    try:  # the fields, packed together, are the same bytes; one that needs a conversion cannot be packed
+        return bool(thread_packer.pack(values) == body)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        pass
-    return pack_fields(tuple(values)) == body
+        return pack_fields(tuple(values)) == body

@@ -68,8 +68,7 @@ class Redactor:
         self._always = tuple(rule for rule in rules if not rule.anchors and rule.occurs is None)
         self._occurring = tuple((rule.occurs, rule) for rule in rules if rule.occurs is not None)
         self._every = rules
-        own = {name for name in self._names if not any(word in name for word in _WORDS)}
-        self.words = (*_WORDS, *own)
+        self.words = (*_WORDS, *{name for name in self._names if not any(word in name for word in _WORDS)})
         """Without one of these in its encoded data, a value has no key with a sensitive name."""
         self._anchors = {anchor: anchor.encode() for anchor in sorted(anchors)}
         self._has_any = _search_for(tuple(sorted({*self._anchors.values(), *(word.encode() for word in self.words)})))
@@ -157,8 +156,7 @@ class Redactor:
         return isinstance(key, str) and len(key) <= MAX_NAME_CHARS and self.is_sensitive(key)
 
     def _names_a_secret(self, key: str) -> bool:
-        letters = _SEPARATORS.sub("", key).lower()
-        return letters.endswith(self._names)
+        return _SEPARATORS.sub("", key).lower().endswith(self._names)
 
 
 @functools.lru_cache(maxsize=8)

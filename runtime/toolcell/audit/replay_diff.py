@@ -12,8 +12,7 @@ from typing import Any, Final
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.wildcards import fits, is_redacted, shown_for
-from toolcell.results import Divergence, ExecutionResult
-from toolcell.results.result import HOST_OUTCOMES, SCRIPT_OUTCOMES
+from toolcell.results import HOST_OUTCOMES, SCRIPT_OUTCOMES, Divergence, ExecutionResult
 from toolcell.support import packing
 from toolcell.support.packing import value_digest
 
@@ -44,7 +43,6 @@ class Comparison:
     not_compared: dict[str, None] = field(default_factory=dict)
 
     def _differs(self, kind: str, message: str, expected: Any, got: Any, line: int | None = None) -> Divergence:
-        safe = clean_value(got, self.redactor)
         return Divergence(
             kind,
             clean_value(message, self.redactor),
@@ -52,7 +50,7 @@ class Comparison:
             line=line,
             source_line="",
             expected=expected,
-            got=shown_for(expected, safe),
+            got=shown_for(expected, clean_value(got, self.redactor)),
         )
 
     # Calls

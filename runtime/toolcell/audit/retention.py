@@ -7,7 +7,7 @@ verify is not removed: nobody without the key can make a record forget.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -62,28 +62,17 @@ def removals(path: Place, config: RecordConfig, keys: Iterable[Verifier], most: 
     Raises:
         AuditError: there is no record, or it cannot be read.
     """
-    database = database_of(path)
+    database, known = database_of(path), by_id(keys)
+    before_ns = time.time_ns() - round(config.keep_s * 1e9) if config.keep_s is not None else -1
     with closing(database.open_read_only()) as db, database.translated():
         db.execute("BEGIN")
         is_too_much = config.keep_bytes is not None and database.most_bytes(db) * 2 >= config.keep_bytes
-        if not is_too_much:
-            config = config.model_copy(update={"keep_bytes": None})
-        return list(plan(db, config, keys, time.time_ns(), most))
+        last_id = _last_id_too_many(db, config.keep_bytes) if is_too_much else 0
+        found = [_removal(db, chain, before_ns, last_id, most) for chain in _chains(db)]
+        return [_checked(db, removal, known) if removal.count else removal for removal in found]
 
 
-def plan(
-    db: store.Connection, config: RecordConfig, keys: Iterable[Verifier], now_ns: int, most: int | None = None
-) -> Iterator[Removal]:
-    """Yield what would go of each chain, and why the others stay whole. Removes nothing."""
-    before_ns = now_ns - round(config.keep_s * 1e9) if config.keep_s is not None else -1
-    last_id = _last_id_too_many(db, config.keep_bytes)
-    known = by_id(keys)
-    for chain in chains(db):
-        removal = _removal(db, chain, before_ns, last_id, most)
-        yield removal if not removal.count else _checked(db, removal, known)
-
-
-def chains(db: store.Connection) -> list[str]:
+def _chains(db: store.Connection) -> list[str]:
     """Return the chains of which events are there, oldest first. Looks at one event of each."""
     names = db.execute(
         "WITH RECURSIVE chain (writer) AS (SELECT min(writer) FROM event WHERE typeof(writer) = 'text' "
@@ -96,8 +85,6 @@ def chains(db: store.Connection) -> list[str]:
 
 def _last_id_too_many(db: store.Connection, keep_bytes: int | None) -> int:
     """Return the id of the newest event that is behind the bytes that are kept; 0 when all of them fit."""
-    if keep_bytes is None:
-        return 0
     found = db.execute(
         "SELECT id FROM (SELECT id, sum(length(body) + ?) OVER (ORDER BY id DESC) AS total FROM event) "
         "AS sized WHERE total > ? ORDER BY id DESC LIMIT 1",
@@ -155,9 +142,7 @@ def _checked(db: store.Connection, removal: Removal, keys: Mapping[str, Verifier
         return stays("its newest events are not signed yet, or with a key that is not given")
     check = ChainCheck(removal.chain, keys, by_seq(heads))
     check_events(db, check, upto=min(covering))
-    if check.findings:
-        return stays(f"it does not verify: {check.findings[0].message}")
-    return removal
+    return stays(f"it does not verify: {check.findings[0].message}") if check.findings else removal
 
 
 def remove(db: store.Connection, removal: Removal, head: Head) -> None:

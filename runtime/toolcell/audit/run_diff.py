@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit.reader import RecordedCall, RecordedRun, json_line, jsonable
+from toolcell.audit.reader import RecordedCall, RecordedRun
+from toolcell.support.data_text import json_line, jsonable
 from toolcell.support.packing import pack
 
 MAX_LINES: Final = 2000
@@ -60,8 +61,7 @@ def _started(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
 def _called(first: RecordedRun, second: RecordedRun) -> Iterator[RunChange]:
     for one, two in itertools.zip_longest(first.calls, second.calls):
         if one is None or two is None:
-            there = one or two
-            yield RunChange(f"call {there.number}", one and _call_text(one), two and _call_text(two))
+            yield RunChange(f"call {(one or two).number}", one and _call_text(one), two and _call_text(two))
             continue
         name = f"call {one.number}"
         if one.tool != two.tool:

@@ -20,7 +20,7 @@ from toolcell.calls.call import Feature, Features
 from toolcell.calls.result import Text
 from toolcell.calls.values import is_large
 from toolcell.errors import AuditError
-from toolcell.results import ErrorInfo, ExecutionResult, PendingCall, Usage
+from toolcell.results import ErrorInfo, ExecutionResult, PendingCall
 from toolcell.support import daemon_threads
 from toolcell.support.log import logger_of
 from toolcell.support.packing import pack, value_digest
@@ -240,7 +240,16 @@ class RunRecord(Feature):
             streams=[logs.stdout_bytes, logs.stderr_bytes, logs.truncated],
             files=[[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
             error=_error_fields(result.error) if result.error is not None else None,
-            usage=_usage_fields(result.usage),
+            usage={
+                "wall_s": result.usage.wall_s,
+                "cpu_s": result.usage.cpu_s,
+                "start_s": result.usage.start_s,
+                "peak_memory_bytes": result.usage.peak_memory_bytes,
+                "peak_processes": result.usage.peak_processes,
+                "sent_bytes": result.usage.sent_bytes,
+                "received_bytes": result.usage.received_bytes,
+                "host_work": result.usage.host_work,
+            },
             extra=({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._waits(waiting),
         )
         if is_written and self.problem is not None:
@@ -290,7 +299,6 @@ class RunRecord(Feature):
         usage: Mapping[str, Any] | None = None,
     ) -> bool:
         self.write_ends()
-        calls = [self._calls, self._failed_calls]
         fields = (
             outcome,
             value,
@@ -301,7 +309,7 @@ class RunRecord(Feature):
             [*files],
             error,
             usage or {},
-            calls,
+            [self._calls, self._failed_calls],
             extra,
         )
         write = self._log.append if wait else self._log.try_append
@@ -386,16 +394,3 @@ def _error_fields(error: ErrorInfo) -> dict[str, Any]:
         "findings": [dict(each) for each in error.findings] or None,
     }
     return {name: value for name, value in named.items() if value is not None}
-
-
-def _usage_fields(usage: Usage) -> dict[str, Any]:
-    return {
-        "wall_s": usage.wall_s,
-        "cpu_s": usage.cpu_s,
-        "start_s": usage.start_s,
-        "peak_memory_bytes": usage.peak_memory_bytes,
-        "peak_processes": usage.peak_processes,
-        "sent_bytes": usage.sent_bytes,
-        "received_bytes": usage.received_bytes,
-        "host_work": usage.host_work,
-    }

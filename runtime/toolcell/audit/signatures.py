@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import platformdirs
 
-from toolcell.audit.store import BadInput
-from toolcell.errors import AuditError
+from toolcell.errors import AuditError, BadInput
 from toolcell.support.files import make_private_folder, write_file
 from toolcell.support.packing import pack
 
@@ -130,9 +129,7 @@ def checkpoint_row(head: Head) -> tuple[Any, ...]:
 
 def head_of(log: str, row: tuple[Any, ...]) -> Head | None:
     """Return the head in a row of the checkpoints; None where a column is of another type."""
-    if tuple(map(type, row)) != (str, int, bytes, int, str, str, bytes):
-        return None
-    return Head(log, *row)
+    return None if tuple(map(type, row)) != (str, int, bytes, int, str, str, bytes) else Head(log, *row)
 
 
 # Files

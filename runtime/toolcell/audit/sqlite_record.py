@@ -7,12 +7,12 @@ import os
 import sqlite3
 import struct
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.audit.store import LOCK_S, TABLES, VERSION, BadInput, Lock, RecordDatabase, lock_number, text
-from toolcell.errors import AuditError, StoreError
+from toolcell.audit.store import LOCK_S, TABLES, VERSION, Lock, RecordDatabase, lock_number, text
+from toolcell.errors import AuditError, BadInput, StoreError
 from toolcell.support.sqlite import check_files_beside, check_folder, connect, transaction
 
 APPLICATION_ID: Final = 0x746F6F6C
@@ -120,8 +120,7 @@ class SqliteRecord(RecordDatabase):
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         """Check that the tables are those that are made here: a view or a trigger would answer or write another row."""
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        self.check_version(version)
+        self.check_version(db.execute("PRAGMA user_version").fetchone()[0])
         found = {
             text
             for (text,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT GLOB 'x_*'")
@@ -149,10 +148,6 @@ class SqliteRecord(RecordDatabase):
                 self.is_waiting = False
                 db.execute("PRAGMA busy_timeout = 0")
         return True
-
-    def batch(self, db: Any) -> AbstractContextManager[object]:
-        """Return nothing that matters: each statement is executed at once."""
-        return _AT_ONCE
 
     def check_present(self) -> None:
         """Check that the file is still there: SQLite goes on writing into one that was removed."""
@@ -188,9 +183,6 @@ class SqliteRecord(RecordDatabase):
         with suppress(sqlite3.Error):
             db.execute("PRAGMA synchronous = NORMAL")
         db.close()
-
-    def forget_connections(self) -> None:
-        """Do nothing: none is kept here."""
 
     # Reading
 
@@ -245,11 +237,7 @@ class SqliteRecord(RecordDatabase):
         return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
 
     def _open_locks(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(f"{self._path}{LOCKS}", flags, 0o600)
-
-
-_AT_ONCE: Final = nullcontext()
+        return os.open(f"{self._path}{LOCKS}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 class _ByteLock(Lock):

@@ -7,10 +7,11 @@ The events are the record. `run` and `call` are views of them, kept in the same 
 from __future__ import annotations
 
 import hashlib
+import math
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,12 +19,12 @@ from toolcell.audit import records
 from toolcell.audit.records import StoredEvent, event_of
 from toolcell.audit.shapes import RELATIONS
 from toolcell.audit.titles import title_of
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import AuditError, BadInput
+from toolcell.results import UNFINISHED
 
 VERSION: Final = 1
 LOCK_S: Final = 10.0
 """How long a write waits for that of another process."""
-UNFINISHED: Final = "unfinished"
 ABORTED: Final = "aborted"
 
 TABLES: Final = (
@@ -66,10 +67,6 @@ IS_TYPED: Final = " AND ".join(f"typeof({name}) = '{_SQL_TYPES[kind]}'" for name
 """A condition on an event that is true where each column has the type that a writer gives it."""
 
 
-class BadInput(UsageError, AuditError):
-    """A named file or directory is missing, unreadable, unwritable or of the wrong kind. No change was found in it."""
-
-
 class Connection(Protocol):
     """An open database. It takes the SQL of SQLite, with `?` for each value, and leaves transactions to us."""
 
@@ -79,19 +76,15 @@ class Connection(Protocol):
     @property
     def in_transaction(self) -> bool:
         """True between BEGIN and COMMIT."""
-        ...
 
     def execute(self, sql: str, values: Any = ..., /) -> Any:
         """Execute a statement, and return its cursor."""
-        ...
 
     def executemany(self, sql: str, rows: Any, /) -> Any:
         """Execute a statement for each row of values."""
-        ...
 
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class Lock(ABC):
@@ -136,6 +129,16 @@ class RecordDatabase(ABC):
             BadInput: they cannot be made, it is another database, or others may write beside it.
         """
 
+    def id(self) -> str:
+        """Return the id of the record.
+
+        Raises:
+            BadInput: there is no record there, or we may not read it.
+            AuditError: it is damaged.
+        """
+        with closing(self.open_read_only()) as db, self.translated():
+            return record_id(db)
+
     @abstractmethod
     def open_read_only(self) -> Connection:
         """Open it to read.
@@ -148,9 +151,9 @@ class RecordDatabase(ABC):
     def begin_write(self, db: Any, wait_s: float) -> bool:
         """Begin a transaction. False: that would have to wait for another process, and `wait_s` is 0."""
 
-    @abstractmethod
     def batch(self, db: Any) -> AbstractContextManager[object]:
-        """Send the statements of a block together."""
+        """Send the statements of a block together, where each would have to wait for its answer."""
+        return _AT_ONCE
 
     def __str__(self) -> str:
         return self.place
@@ -159,37 +162,33 @@ class RecordDatabase(ABC):
         """What could not be written may be there all the same: the connection broke meanwhile."""
         return False
 
-    @abstractmethod
-    def check_present(self) -> None:
+    def check_present(self) -> None:  # noqa: B027 - a server says so itself
         """Check that what is written can be found.
 
         Raises:
             AuditError: the file was removed or replaced.
         """
 
-    @abstractmethod
-    def sync(self) -> None:
+    def sync(self) -> None:  # noqa: B027 - a server has it on its disk
         """Wait until what was written is on disk. Raises `OSError`."""
 
-    @abstractmethod
-    def compact(self) -> None:
+    def compact(self) -> None:  # noqa: B027 - a server does it by itself
         """Tidy up after many writes."""
 
     @abstractmethod
     def close(self, db: Any) -> None:
         """Close a connection that wrote."""
 
-    @abstractmethod
-    def forget_connections(self) -> None:
+    def forget_connections(self) -> None:  # noqa: B027 - of a file, none is kept here
         """Use no connection of the parent of this process."""
 
-    @abstractmethod
     def damage(self, db: Any) -> Iterator[str]:
-        """Yield what the database itself finds wrong with its files."""
+        """Yield what the database itself finds wrong with its files; a server checks them itself."""
+        return iter(())
 
-    @abstractmethod
     def most_bytes(self, db: Any) -> float:
-        """Return a number that the bytes of all rows are not above."""
+        """Return a number that the bytes of all rows are not above; infinity where that is not known."""
+        return math.inf
 
     @abstractmethod
     def state(self, db: Any) -> object:
@@ -236,6 +235,9 @@ class RecordDatabase(ABC):
             raise AuditError(f"cannot {doing} the record {self.place}: {self.why(exc)}") from exc
 
 
+_AT_ONCE: Final = nullcontext()
+
+
 def lock_number(name: str) -> int:
     """Return the number that is locked for a name, of 56 bits."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
@@ -280,8 +282,7 @@ def events(db: Connection, where: str, *values: Any) -> Iterator[StoredEvent]:
     Raises:
         ValueError: a row holds what no writer writes.
     """
-    query = f"SELECT {EVENT_COLUMNS} FROM event WHERE {where} ORDER BY writer, n"
-    for row in db.execute(query, values):
+    for row in db.execute(f"SELECT {EVENT_COLUMNS} FROM event WHERE {where} ORDER BY writer, n", values):
         yield event_of(row)
 
 
@@ -294,20 +295,24 @@ Row = tuple[str, tuple[Any, ...]]
 """A statement and its values, which become `storable`."""
 
 
-def rows_of(chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return what an event changes in `run` and `call`. The same events give the same rows, whoever reads them."""
+def rows_of(chain: str, run: int, kind: str, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
+    """Return what an event changes in `run`, `call` and `request`. `values`: of its fields, as `shapes` lists them.
+
+    The same events give the same rows, whoever reads them.
+    """
     make = ROWS.get(kind)
-    return make(chain, run, at_ns, fields) if make is not None else ()
+    return make(chain, run, at_ns, values) if make is not None else ()
 
 
-def _run_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    who = fields["who"]
+def _run_started(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
+    id, sort, source, sha256, *_, who, _ = values
     sessions = [who.get(name) for name in ("thread", "chat", "channel", "session")]
-    session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
+    above = str(who.get("run", ""))
+    session = next((str(each) for each in sessions if each), above if above != id else "")
     relation = next((name for name in RELATIONS if name in who), None)
     row = (
-        chain, run, fields["id"], fields["sort"], at_ns, UNFINISHED, fields["sha256"], str(who.get("user", "")),
-        session, title_of(fields["source"]), relation, who.get(relation), who.get("decided_by"),
+        chain, run, id, sort, at_ns, UNFINISHED, sha256, str(who.get("user", "")), session, title_of(source), relation,
+        who.get(relation), who.get("decided_by"),
     )  # fmt: skip
     return ((_INSERT_RUN, row),)
 
@@ -324,12 +329,13 @@ _INSERT_RUN: Final = (
 )
 
 
-def _call_started(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    more = fields["more"] or {}
-    decided_by = (more.get("decided") or {}).get("by")
-    row = (chain, run, fields["number"], fields["tool"], fields["origin"], UNFINISHED, decided_by)
+def _call_started(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
+    number, _, _, tool, origin, *_, more = values
+    if not more:
+        return ((_INSERT_CALL, (chain, run, number, tool, origin, UNFINISHED, None)),)
+    row = (chain, run, number, tool, origin, UNFINISHED, (more.get("decided") or {}).get("by"))
     sent = tuple(
-        (_INSERT_REQUEST, (chain, run, fields["number"], host, secret))
+        (_INSERT_REQUEST, (chain, run, number, host, secret))
         for host in more.get("hosts") or ()
         for secret in more.get("secret_names") or ("",)
     )
@@ -342,18 +348,18 @@ _INSERT_CALL: Final = (
 _INSERT_REQUEST: Final = "INSERT INTO request VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
 
-def _call_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    return ((_END_CALL, (fields["status"], fields["code"], fields["duration_us"], chain, run, fields["number"])),)
+def _call_ended(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
+    number, status, duration_us, _, code, _ = values
+    return ((_END_CALL, (status, code, duration_us, chain, run, number)),)
 
 
 _END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE writer = ? AND run = ? AND number = ?"
 
 
-def _run_ended(chain: str, run: int, at_ns: int, fields: Mapping[str, Any]) -> tuple[Row, ...]:
-    usage = fields["usage"]
+def _run_ended(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
+    outcome, *_, usage, calls, _ = values
     measured = (usage.get("wall_s"), usage.get("cpu_s"), usage.get("peak_memory_bytes"))
-    values = (at_ns, fields["outcome"], *fields["calls"], *measured, chain, run)
-    return ((_END_RUN, values),)
+    return ((_END_RUN, (at_ns, outcome, *calls, *measured, chain, run)),)
 
 
 _END_RUN: Final = f"UPDATE run SET {', '.join(f'{name} = ?' for name in _ENDED)} WHERE writer = ? AND n = ?"
@@ -386,11 +392,6 @@ def storable(value: Any) -> Any:
     if not isinstance(value, str) or value.isprintable():
         return value
     return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _parent_run(id: str, who: Mapping[str, Any]) -> str:
-    run = str(who.get("run", ""))
-    return run if run != id else ""
 
 
 def told_run(changes: list[Row]) -> dict[str, Any]:

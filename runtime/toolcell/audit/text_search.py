@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
+from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.errors import AuditError
+from toolcell.support.data_text import jsonable
 from toolcell.support.packing import Unrecordable
 from toolcell_bridge.wire.tables import Array, Table
 

@@ -7,7 +7,6 @@ The source is split into lines and never parsed: it is a guest's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 TITLE_CHARS: Final = 120
@@ -29,7 +28,8 @@ def title_of(source: str | None) -> str:
     lines = [stripped for each in (source or "").split("\n", MAX_LINES)[:MAX_LINES] if (stripped := each.strip())]
     if not lines:
         return ""
-    return (_docstring(lines) or _comment(lines) or next(_statements(lines), lines[0]))[:TITLE_CHARS]
+    statements = (line for line in lines if not line.startswith("#") and not _PREPARES.match(line))
+    return (_docstring(lines) or _comment(lines) or next(statements, lines[0]))[:TITLE_CHARS]
 
 
 def _docstring(lines: list[str]) -> str:
@@ -55,8 +55,3 @@ def _comment(lines: list[str]) -> str:
         if not line.startswith(("#", "import ", "from ")):
             return ""
     return ""
-
-
-def _statements(lines: list[str]) -> Iterator[str]:
-    """Yield the lines that do something. Those in the body of a function are among them."""
-    yield from (line for line in lines if not line.startswith("#") and not _PREPARES.match(line))

@@ -8,15 +8,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from toolcell.audit import records, store
-from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, Finding, by_seq
+from toolcell.audit import store
+from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, EventContent, Finding, by_seq
 from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.records import event_of
 from toolcell.audit.shapes import MAX_INTEGER
 from toolcell.audit.signatures import CHECKPOINT_COLUMNS, Head, head_of
 from toolcell.support.packing import bytes_digest
@@ -32,8 +31,8 @@ VIEW_DIFFERS = "view_differs"
 STEP: Final = 1000
 """Events between two reports of progress, and rows that are compared at once."""
 
-OnEvent = Callable[[str, int, int, str, int, Mapping[str, Any]], object]
-"""Gets the chain, seq, run, kind, time and fields of an event."""
+OnEvent = Callable[[str, EventContent], object]
+"""Gets the chain of an event, and what it says."""
 
 
 def ignored(count: int) -> None:
@@ -61,7 +60,7 @@ class ChainReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"unsigned": self.unsigned}
+        return asdict(self) | {"unsigned": self.unsigned}
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class Report:
             "ok": self.ok,
             "checked": not self.is_unchecked,
             "log": self.log,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "chains": [chain.to_dict() for chain in self.chains],
             "notes": self.notes,
         }
@@ -128,15 +127,15 @@ def verify(
         report.findings += damage
         try:
             with closing(_Views()) as views:
-                found = check_chains(db, report.log, keys, wanted, on_events, views.add)
+                found = check_chains(db, report.log, keys, on_events, views.add)
                 checks = {check.chain: check for check in found}
+                _compare(db, report, checks, wanted, keys)
                 if not damage:
                     tables = [*_check_blobs(db), *views.compare(db)]
         except database.errors:
             if not damage:
                 raise
             return report  # the pages themselves are damaged
-    _compare(report, checks, wanted, keys)
     for check in checks.values():
         _add_chain(report, check, strict)
     report.findings += tables
@@ -149,14 +148,12 @@ def check_chains(
     db: store.Connection,
     log: str,
     keys: Mapping[str, Verifier],
-    heads: Iterable[Head] = (),
     on_events: Callable[[int], object] = ignored,
     on_event: OnEvent | None = None,
 ) -> Iterator[ChainCheck]:
-    """Yield the finished check of each chain. `heads` name events whose hashes are wanted afterwards.
+    """Yield the finished check of each chain.
 
-    `on_events` is told how many events were checked; `on_event` gets each that a writer could have written, with its
-    fields.
+    `on_events` is told how many events were checked; `on_event` gets each that a writer could have written.
     """
     rows = db.execute(f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoint").fetchall()
     checkpoints = [head for row in rows if (head := head_of(log, row)) is not None]
@@ -164,16 +161,11 @@ def check_chains(
         text for (text,) in db.execute("SELECT writer FROM event GROUP BY writer ORDER BY min(id)") if type(text) is str
     ]
     names = dict.fromkeys([*named, *(head.chain for head in checkpoints)])
-    watched: dict[str, dict[int, bytes]] = {}
-    for head in heads:
-        watched.setdefault(head.chain, {})[head.seq] = b""
-    for _, chain, seq, _ in _links(db, named):
-        watched.setdefault(chain, {})[seq] = b""
     own: dict[str, list[Head]] = {}
     for head in checkpoints:
         own.setdefault(head.chain, []).append(head)
     for name in names:
-        check = ChainCheck(name, keys, by_seq(own.get(name, ())), watched.get(name, {}))
+        check = ChainCheck(name, keys, by_seq(own.get(name, ())))
         check_events(db, check, on_events, on_event)
         check.finish()
         yield check
@@ -182,19 +174,6 @@ def check_chains(
         stray = ChainCheck("", keys, {})
         stray.find("not_an_event", None, f"{strays + len(rows) - len(checkpoints)} rows have columns of another type")
         yield stray
-
-
-def _links(db: store.Connection, chains: Iterable[str]) -> Iterator[tuple[str, str, int, bytes]]:
-    """Yield what the first event of each chain says was the newest event then: own chain, chain, seq, hash."""
-    query = f"SELECT {store.EVENT_COLUMNS} FROM event WHERE writer = ? AND n = 1 AND kind = ?"
-    for row in [row for chain in chains for row in db.execute(query, (chain, records.OPENED))]:
-        try:
-            event = event_of(row)
-            after = event.fields["after"]
-        except ValueError:
-            continue
-        if after is not None:
-            yield (event.chain, *after)
 
 
 def check_events(
@@ -216,7 +195,7 @@ def check_events(
             seq = row[0]
             found = check.add(row, type(seq) is int and seq <= covered_seq)
             if found is not None and on_event is not None:
-                on_event(check.chain, seq, *found)
+                on_event(check.chain, found)
             unread += 1
             if unread == STEP:
                 on_events(unread)
@@ -249,10 +228,10 @@ class _Views:
         """Statement to the rows that it is to be executed with; first come those that insert."""
         self._left = STEP
 
-    def add(self, chain: str, seq: int, run: int, kind: str, at_ns: int, fields: Mapping[str, Any]) -> None:
+    def add(self, chain: str, event: EventContent) -> None:
         try:
-            for statement, values in store.rows_of(chain, seq, run, kind, at_ns, fields):
-                self._rows.setdefault(statement, []).append(store.all_storable(values))
+            for statement, row in store.rows_of(chain, *event):
+                self._rows.setdefault(statement, []).append(store.all_storable(row))
         except (ValueError, TypeError, AttributeError, LookupError):
             pass  # who has the key wrote what no run has
         self._left -= 1
@@ -293,9 +272,18 @@ class _Views:
 
 
 def _compare(
-    report: Report, checks: Mapping[str, ChainCheck], heads: Iterable[Head], keys: Mapping[str, Verifier]
+    db: store.Connection,
+    report: Report,
+    checks: Mapping[str, ChainCheck],
+    heads: Iterable[Head],
+    keys: Mapping[str, Verifier],
 ) -> None:
     """Compare the chains with heads, and with what signed events say of each other's chains."""
+
+    def stored_hash(chain: str, seq: int) -> bytes | None:
+        row = db.execute("SELECT hash FROM event WHERE writer = ? AND n = ?", (chain, seq)).fetchone()
+        return None if row is None else row[0]
+
     for head in heads:
         verifier, check = keys.get(head.key), checks.get(head.chain)
         if head.log != report.log:
@@ -310,17 +298,16 @@ def _compare(
             message = f"chain {head.chain} is not there; it had got to event {head.seq}"
             report.findings.append(Finding(CHAIN_MISSING, head.chain, head.seq, message))
         else:
-            check.check_head(head)
+            check.check_head(head, stored_hash)
     for check in checks.values():
         if check.after is not None and check.after[0] <= check.signed_seq:
             _, name, seq, record_hash = check.after
             said = f"so says chain {check.chain}, which was begun then"
-            other = checks.get(name)
-            if other is None:
+            if (other := checks.get(name)) is None:
                 message = f"chain {name} is not there; it had got to event {seq}; {said}"
                 report.findings.append(Finding(CHAIN_MISSING, name, seq, message))
             else:
-                other.check_head(Head("", name, seq, record_hash, 0, "", "", b""), said)
+                other.check_head(Head("", name, seq, record_hash, 0, "", "", b""), stored_hash, said)
         for at, name, seq in check.prunings:
             other = checks.get(name)
             if at <= check.signed_seq and other is not None and other.first_seq <= seq:

@@ -56,8 +56,7 @@ def fits(recorded: Any, got: Any, depth: int = 0) -> bool:
 
 
 def _text_fits(recorded: Any, got: Any) -> bool:
-    hidden = REDACTED if isinstance(recorded, str) else REDACTED.encode()
-    first, *others = recorded.split(hidden)
+    first, *others = recorded.split(REDACTED if isinstance(recorded, str) else REDACTED.encode())
     if not others:
         return bool(recorded == got)
     if len(recorded.splitlines()) != len(got.splitlines()):

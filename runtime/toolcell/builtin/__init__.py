@@ -22,7 +22,6 @@ __all__ = [
     "HashEmbeddings",
     "Http",
     "HttpEmbeddings",
-    "Ingested",
     "Ingestion",
     "KeywordStore",
     "Knowledge",
@@ -46,7 +45,6 @@ __all__ = [
     "Skills",
     "SqliteStore",
     "Store",
-    "ToolPackage",
     "WebPolicy",
     "WebSearch",
     "Workspace",
@@ -62,9 +60,8 @@ if TYPE_CHECKING:
     from toolcell.builtin.file import Files
     from toolcell.builtin.http import Http
     from toolcell.builtin.indexing import index_document
-    from toolcell.builtin.ingestion import PARSERS, Ingested, Ingestion
+    from toolcell.builtin.ingestion import PARSERS, Ingestion
     from toolcell.builtin.knowledge import Knowledge
-    from toolcell.builtin.package import ToolPackage
     from toolcell.builtin.remember import Remember
     from toolcell.builtin.retrieval import Retriever
     from toolcell.builtin.schedule import Schedule
@@ -109,7 +106,6 @@ else:
             "toolcell.builtin.embeddings.hashing": "HashEmbeddings",
             "toolcell.builtin.embeddings.http": "HttpEmbeddings",
             "toolcell.builtin.embeddings.local": "LocalEmbeddings",
-            "toolcell.builtin.package": "ToolPackage",
             "toolcell.builtin.schedule": "Schedule",
             "toolcell.builtin.scheduler": "Scheduler SchedulerConfig",
             "toolcell.builtin.workspace": "Workspace",
@@ -124,7 +120,7 @@ else:
             "toolcell.builtin.chunking": "ChunkSizes Section",
             "toolcell.builtin.indexing": "index_document",
             "toolcell.builtin.knowledge": "Knowledge",
-            "toolcell.builtin.ingestion": "PARSERS Ingested Ingestion",
+            "toolcell.builtin.ingestion": "PARSERS Ingestion",
             "toolcell.builtin.remember": "Remember",
             "toolcell.builtin.shell": "Shell",
             "toolcell.builtin.skill": "Skills",

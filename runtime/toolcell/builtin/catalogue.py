@@ -82,5 +82,4 @@ def package_info(name: str) -> PackageInfo:
 
 
 def all_packages() -> list[PackageInfo]:
-    """Describe every package."""
     return [package_info(name) for name in PACKAGES]

@@ -102,7 +102,6 @@ class HtmlText(html.parser.HTMLParser):
 
 
 def sections_of_html(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return title and sections of a page."""
     parser = HtmlText()
     parser.feed(text)
     parser.close()

@@ -108,8 +108,7 @@ class Files(ToolPackage):
         """
         if offset < 0 or limit < 1:
             raise ToolError(f"read error: offset must be at least 0 and limit at least 1, not {offset} and {limit}")
-        workspace = await self._roots.of(ctx)
-        return await in_thread(_read, workspace, path, offset, min(limit, VALUE_CHARS), encoding)
+        return await in_thread(_read, await self._roots.of(ctx), path, offset, min(limit, VALUE_CHARS), encoding)
 
     @offered(
         idempotent=True,
@@ -151,11 +150,9 @@ class Files(ToolPackage):
             path: Relative to the workspace; empty is the workspace itself.
             pattern: Lists what matches below the directory too, as in *.txt or src/**/*.py.
         """
-        workspace = await self._roots.of(ctx)
-        listed = await in_thread(workspace.list, path, pattern)
+        listed = await in_thread((await self._roots.of(ctx)).list, path, pattern)
         text = "\n".join(map(_entry_line, listed.entries)) + (TRUNCATED if listed.truncated else "")
-        value = {"entries": [_entry(each) for each in listed.entries], "truncated": listed.truncated}
-        return text_result(text, value)
+        return text_result(text, {"entries": [_entry(each) for each in listed.entries], "truncated": listed.truncated})
 
     @offered(returns={"type": "object", "properties": {"path": {"type": "string"}}})
     async def file_delete(self, path: str, ctx: ToolContext) -> ToolResult:
@@ -164,8 +161,7 @@ class Files(ToolPackage):
         Args:
             path: Relative to the workspace, as in notes/todo.txt.
         """
-        workspace = await self._roots.of(ctx)
-        await in_thread(workspace.delete, path)
+        await in_thread((await self._roots.of(ctx)).delete, path)
         return ToolResult.ok(f"Deleted {_basename(path)}", value={"path": path})
 
     @offered(
@@ -187,8 +183,7 @@ class Files(ToolPackage):
         Args:
             path: Relative to the workspace, as in notes/todo.txt.
         """
-        workspace = await self._roots.of(ctx)
-        facts = await in_thread(workspace.facts, path)
+        facts = await in_thread((await self._roots.of(ctx)).facts, path)
         modified = datetime.fromtimestamp(int(facts.modified_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         value: dict[str, Any] = {"name": facts.name, "size": facts.size, "type": facts.kind, "modified": modified}
         return ToolResult.ok(json.dumps(value, ensure_ascii=False), value=value)

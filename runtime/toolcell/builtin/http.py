@@ -12,7 +12,7 @@ from toolcell.calls.concurrency import run_in_thread
 from toolcell.errors import ToolError
 from toolcell.support.checks import check_kind, check_one_of
 from toolcell.support.lazy import needed
-from toolcell.tools import ToolContext, ToolOptions, ToolResult, ToolSpec, function_spec
+from toolcell.tools import ToolContext, ToolOptions, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
     import httpx
@@ -72,7 +72,7 @@ class Http(ToolPackage):
             return super()._spec(name, options)
         only_reads = set(self._methods) <= {"GET", "HEAD"}
         options = replace(options, read_only=only_reads, idempotent=only_reads)
-        return replace(function_spec(self._with_method, name=name, options=options), source=self)
+        return replace(ToolSpec.of_function(self._with_method, name=name, options=options), source=self)
 
     @offered(read_only=True, idempotent=True, sends="public", reads="web", returns=_VALUE)
     async def http_fetch(self, ctx: ToolContext, url: str, raw: bool = False) -> ToolResult:

@@ -104,7 +104,6 @@ class Kept:
             self.dropped += max(0, len(data) - room)
 
     def text(self) -> str:
-        """Return it as text."""
         return self._data.decode("utf-8", "replace")
 
 

@@ -14,8 +14,6 @@ from toolcell.support.embeddings import EmbeddingProvider, embed_texts
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """What came of it."""
-
     document_id: str
     chunks: int
     """How many were stored; 0 when the store had the document already."""

@@ -33,8 +33,6 @@ from toolcell.tools import (
     ToolOptions,
     ToolResult,
     ToolSpec,
-    function_spec,
-    with_options,
 )
 
 F = TypeVar("F", bound=Callable[..., Awaitable[ToolResult]])
@@ -47,7 +45,7 @@ def offered(**options: Any) -> Callable[[F], F]:
     """
 
     def mark(function: F) -> F:
-        function.__offered__ = with_options(DEFAULT_TOOL_OPTIONS, options)  # type: ignore[attr-defined]
+        function.__offered__ = DEFAULT_TOOL_OPTIONS.changed(options)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -72,8 +70,7 @@ class ToolPackage:
         return [self._spec(name, options) for name, options in offered_by(type(self))]
 
     def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
-        spec = function_spec(_translated(getattr(self, name)), options=options)
-        return replace(spec, source=self)
+        return replace(ToolSpec.of_function(_translated(getattr(self, name)), options=options), source=self)
 
 
 def required_text(what: str, text: str, most: int, cure: str = "send less of it") -> str:

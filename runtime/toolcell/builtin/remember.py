@@ -57,8 +57,7 @@ class Remember(ToolPackage):
         """
         text = for_terminal(content).strip()  # no store keeps NUL, and nobody should find invisible text
         required_text("content", text, MAX_CHARS, "save it in parts")
-        title = text.splitlines()[0][:TITLE_CHARS]
-        document = Document(title=title, source=SOURCE, content=text)
+        document = Document(title=text.splitlines()[0][:TITLE_CHARS], source=SOURCE, content=text)
         done = await index_document(self._store, self._embeddings, document, sizes=self._sizes)
         value = {"document_id": done.document_id, "chunks": done.chunks, "is_new": done.is_new}
         if not done.is_new:

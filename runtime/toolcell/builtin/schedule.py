@@ -27,13 +27,14 @@ from toolcell.builtin.recurrence import (
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import ScheduledAction, check_text
 from toolcell.calls.arguments import InvalidArguments
+from toolcell.calls.call import CallingRegistry
 from toolcell.calls.values import list_names
+from toolcell.config import MAX_PLAN_STEPS
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
 from toolcell.support.checks import check_count, check_does, did_you_mean
 from toolcell.support.text import one_line
 from toolcell.tools import (
-    MAX_STEPS,
     Call,
     ErrorCode,
     Origin,
@@ -41,7 +42,6 @@ from toolcell.tools import (
     ToolDefinition,
     ToolRegistry,
     ToolResult,
-    check_arguments,
 )
 
 MAX_DESCRIPTION_CHARS = 500
@@ -249,7 +249,6 @@ def planned_calls(tool_calls: str) -> list[dict[str, Any]]:
 
 
 def as_value(action: ScheduledAction) -> dict[str, Any]:
-    """Return an action as plain data."""
     try:
         tools = planned_calls(action.tool_calls)
     except UsageError:
@@ -307,8 +306,10 @@ async def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> st
     """Return the calls as JSON. Each must be one that its author may make now, and that a plan may make later."""
     if not tools:
         raise ToolError('tools are required: a list of {"tool": name, "params": {...}}', code=_INVALID)
-    if len(tools) > MAX_STEPS:
-        raise ToolError(f"{len(tools)} tool calls are more than {MAX_STEPS}; schedule several actions", code=_INVALID)
+    if len(tools) > MAX_PLAN_STEPS:
+        raise ToolError(
+            f"{len(tools)} tool calls are more than {MAX_PLAN_STEPS}; schedule several actions", code=_INVALID
+        )
     registry = ctx.call.registry
     later = set(registry.names(Origin.PLAN))
     known = {
@@ -316,7 +317,7 @@ async def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> st
         for each in registry.definitions(ctx.origin)
         if each.name in later and not each.name.startswith("schedule_")
     }
-    calls = [await _checked_call(call, known) for call in tools]
+    calls = [await _checked_call(call, registry, known) for call in tools]
     for name in dict.fromkeys(call["tool"] for call in calls):
         _check_rules(name, ctx.call)
     text = json.dumps(calls, ensure_ascii=False, allow_nan=False)
@@ -326,7 +327,9 @@ async def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> st
     return text
 
 
-async def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict[str, Any]:
+async def _checked_call(
+    call: ScheduledCall, registry: CallingRegistry, known: dict[str, ToolDefinition]
+) -> dict[str, Any]:
     name, params = call.get("tool", ""), call.get("params") or {}
     if name not in known:
         raise ToolError(
@@ -336,7 +339,7 @@ async def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -
             details={"available": sorted(known)},
         )
     try:
-        await check_arguments(known[name], params)
+        await registry.check_arguments(known[name], params)
     except InvalidArguments as exc:
         raise ToolError(str(exc), code=_INVALID) from exc
     return {"tool": name, "params": params}

@@ -67,8 +67,6 @@ class PlanRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Settings of a `Scheduler`."""
-
     missed: MissedPolicy = "run_once"
     """What is done about an action that is late by more than `grace_s`, because nothing was running when it was due:
     `run_once` makes it now, once, however many due times have passed; `skip` waits for the next due time."""
@@ -266,8 +264,7 @@ class Scheduler:
 
     async def _make(self, action: ScheduledAction, run: ScheduledRun, steps: Rows) -> ScheduledRun:
         context = self._context_of(action) if self._context_of is not None else RunContext()
-        custom = {**context.custom, "scheduled_action": action.id}
-        context = context.child(run_id=run.id, custom=custom)
+        context = context.child(run_id=run.id, custom={**context.custom, "scheduled_action": action.id})
         rows: Rows = []
         status: RunStatus = "in_doubt"
         detail = "cut short: the scheduler was stopped"

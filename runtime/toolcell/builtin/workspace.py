@@ -60,11 +60,7 @@ class Glob:
                 self._parts.append(one)
 
     def matches(self, path: str) -> bool:
-        """Return whether this path matches."""
-        names = path.split("/")
-        reached = self._after(names)
-        last = len(self._parts)
-        return last in reached
+        return len(self._parts) in self._after(path.split("/"))
 
     def may_be_below(self, names: Sequence[str]) -> bool:
         """Return whether something below this directory can match."""

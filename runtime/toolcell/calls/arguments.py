@@ -317,11 +317,16 @@ class ArgumentChecker:
                 return None
         if not plain:
             return None
+        mine = self._filled(args)
+        return mine if self.is_valid(mine) else None
+
+    def _filled(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments with the defaults of those that are absent."""
         mine = args.copy()
         for name, default in self._defaults:
             if name not in mine:
                 mine[name] = json_copy(default)
-        return mine if self.is_valid(mine) else None
+        return mine
 
     def check(self, args: Any) -> CheckedArguments:
         """Return arguments fit for the tool; `args` itself is never touched.
@@ -340,11 +345,7 @@ class ArgumentChecker:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
         if copied.has_whole_floats or self._mends or copied.has_bytes or (self._looks_below and copied.has_containers):
             return self._mend(copied, args)
-        mine = copied.args.copy()
-        for name, default in self._defaults:
-            if name not in mine:
-                mine[name] = json_copy(default)
-        closed = self._closed
+        mine, closed = self._filled(copied.args), self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
         return self._mend(copied, args)
@@ -506,8 +507,7 @@ class ToolCall(_WithText):
         is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping)
         if not (is_object and isinstance(sent, str) and sent.strip()):
             sent = json.dumps(parsed.sent_arguments, ensure_ascii=False)
-        function = {"name": self.name, "arguments": sent}
-        return {"id": self.id, "type": "function", "function": function}
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": sent}}
 
 
 def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:

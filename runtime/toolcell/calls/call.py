@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeVar, get_args
 
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
 from toolcell.calls.definition import ToolDefinition
@@ -134,6 +134,17 @@ class Approvals(Feature, is_one_of_its_kind=True):
     """Decides about calls that no hook approved; approval hooks are not asked then."""
 
 
+class Denial(Approvals):
+    """Of a run in which nobody can be asked."""
+
+    def __init__(self, why: str = "this run cannot ask for approval (on_approval='deny')") -> None:
+        self._why = why
+
+    async def decide(self, call: Call, /) -> Any:
+        """Refuse."""
+        return Block(f'tool "{call.name}" was refused: {self._why}')
+
+
 class Meter(Feature):
     """Counts runs and calls for whoever they are for, and may refuse them."""
 
@@ -174,38 +185,38 @@ NO_FEATURES: Final = Features()
 
 
 @frozen
-class Block:
+class _Answer:
+    def __post_init__(self) -> None:
+        names: tuple[str, ...] = self.__match_args__
+        for name in names:
+            kinds, cure = _KINDS.get(name, (object,)), _CURES.get(name, "")
+            check_kind(f"{type(self).__name__}({name})", getattr(self, name), *kinds, cure=cure)
+
+
+@frozen
+class Block(_Answer):
     """Do not run the call; the model reads `reason`."""
 
     reason: str = ""
     code: str = ErrorCode.BLOCKED
 
-    def __post_init__(self) -> None:
-        check_answer(self)
-
 
 @frozen
-class Rewrite:
+class Rewrite(_Answer):
     """Run the call with other arguments, which are validated again."""
 
     args: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        check_answer(self)
-
 
 @frozen
-class Substitute:
+class Substitute(_Answer):
     """Do not run the call; this is its result: a cached or made-up one."""
 
     result: ToolResult
 
-    def __post_init__(self) -> None:
-        check_kind("Substitute(result)", self.result, ToolResult, cure="wrap it: ToolResult.ok(text) or .of(data)")
-
 
 @frozen
-class Override:
+class Override(_Answer):
     """What an after hook changes about a result; None leaves a field as it is."""
 
     content: str | None = None
@@ -213,9 +224,6 @@ class Override:
     details: Any = None
     is_error: bool | None = None
     terminate: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_answer(self)
 
     def apply(self, result: ToolResult) -> ToolResult:
         """The result with the set fields replaced."""
@@ -226,8 +234,7 @@ class Override:
                 changed, parts=(Text(self.content),), value=None, has_value=False, files=(), for_user=for_user, exc=None
             )
             if changed.error is not None:
-                failure = replace(changed.error, message=self.content, details={})
-                changed = replace(changed, parts=(), error=failure)
+                changed = replace(changed, parts=(), error=replace(changed.error, message=self.content, details={}))
         if self.details is not None:
             changed = replace(changed, details=self.details)
         if self.terminate is not None:
@@ -243,14 +250,11 @@ def _flipped(result: ToolResult) -> ToolResult:
 
 
 @frozen
-class _Decided:
+class _Decided(_Answer):
     reason: str = ""
     """Why, for the record."""
     by: str = ""
     """Who decided, for the record. Empty: whoever the context of a `resume` is for, or the hook."""
-
-    def __post_init__(self) -> None:
-        check_answer(self)
 
 
 @frozen
@@ -264,15 +268,12 @@ class Deny(_Decided):
 
 
 @frozen
-class Edit:
+class Edit(_Answer):
     """Let the call run with other arguments."""
 
     args: Mapping[str, Any]
     reason: str = ""
     by: str = ""
-
-    def __post_init__(self) -> None:
-        check_answer(self)
 
 
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -280,21 +281,21 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "args": (Mapping,),
     "content": (str, type(None)),
     **dict.fromkeys(("is_error", "terminate"), (bool, type(None))),
+    "result": (ToolResult,),
 }
 """Of the fields of answers and decisions."""
+_CURES: Final = {"result": "wrap it: ToolResult.ok(text) or .of(data)"}
 
 
-def check_answer(answer: Any) -> None:
-    """Check the fields of what a hook answers, or a person decides.
+@frozen
+class AlreadyMade:
+    """The call in doubt was made, and this is its result. It is not repeated."""
 
-    Raises:
-        UsageError: one is of another kind.
-    """
-    for name in answer.__match_args__:
-        check_kind(f"{type(answer).__name__}({name})", getattr(answer, name), *_KINDS.get(name, (object,)))
+    value: Any = None
 
 
 Decision = Approve | Deny | Edit
+ResumeDecision = Decision | AlreadyMade
 Approver = Callable[["Call"], Decision | Awaitable[Decision]]
 OnHookError = Literal["block", "abort", "keep"]
 HookAnswer = Block | Rewrite | Substitute | Decision | None
@@ -379,6 +380,9 @@ class CallingRegistry(CallableTools, Protocol):
     async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
         """Run the steps of a plan."""
 
+    async def check_arguments(self, definition: ToolDefinition, received: Any) -> None:
+        """Check what a tool may be called with later."""
+
 
 class ScriptRuntime(Protocol):
     """Runs a script with more options than `CodeRuntime` names: `Runtime`, `SyncRuntime` or a `Client`."""
@@ -386,7 +390,6 @@ class ScriptRuntime(Protocol):
     @property
     def execute_code(self) -> Callable[..., Any]:
         """Run a script in a fresh sandbox."""
-        ...
 
 
 @frozen(kw_only=True)
@@ -540,8 +543,10 @@ class Call:
     changes: tuple[Change, ...] = ()
     """What coercion changed."""
     warnings: tuple[str, ...] = ()
+    NEEDS_APPROVAL: ClassVar = "needs approval"
     approval_reason = ""
-    """Why a person has to approve it; empty when nobody has to."""
+    """Why a person has to approve it; empty when nobody has to. `NEEDS_APPROVAL`, and no more, of a tool with
+    `requires_approval`."""
     approved = False
     facts: Mapping[str, Any] = NO_FACTS
     """What else the record has of it: who decided, which hooks changed it, where its answer is from."""

@@ -1,8 +1,8 @@
 """Check strangers' schemas and large values in child processes, which can be killed; never in the host's own.
 
 A process serves one request at a time, within a bound of processor time and memory that the kernel keeps. What runs in
-it is `checker_program`. At most `MAX_PROCESSES` are at work for one event loop; an idle one is used again, and ended
-by a thread after a minute.
+it is `checker_program`. At most `MAX_PROCESSES` are at work for one event loop; an idle one is used again, and ends by
+itself after a minute.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import io
 import json
-import math
 import os
 import signal
 import socket
@@ -19,7 +18,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
@@ -28,6 +28,7 @@ import msgpack
 
 from toolcell.calls.schema_walk import check_of
 from toolcell.calls.values import ValueProblem
+from toolcell.support import daemon_threads
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 
 MAX_PROCESSES: Final = 3
@@ -38,29 +39,27 @@ WALL_S: Final = 30.0
 MEMORY_BYTES: Final = 1 << 30
 IDLE_S: Final = 60.0
 """After which nobody is expected to ask for a process again."""
-KILLED: Final = -math.inf
-"""Since when a killed process is idle."""
 STEPS_PER_S: Final = 150_000
 """What a run is charged for a second of a process, in values that were looked at."""
 BATCH: Final = 64
 """Schemas that are compiled in one request."""
 MAX_STOPS: Final = 3
-"""Requests of one list of schemas that may exceed their bound, or take as much together. After them, no other schema
-of the list is compiled."""
+"""Schemas of one list that may exceed their bound, or take as much together. After them, no other schema of the list is
+compiled."""
 
 NO_MEMORY: Final = 70
 """Exit status of a process that found no memory."""
 
 READ_BYTES: Final = 1 << 20
 _START: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; from toolcell.calls.checker_program import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from toolcell.calls.checker_program import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))"
 )
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
 
 
 class CheckStopped(Exception):
-    """A check did not end within its bounds. `args`: which, and the answers that were given before."""
+    """A check did not end within its bounds; the message says which."""
 
 
 class _Process:
@@ -68,10 +67,11 @@ class _Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        bounds = map(str, (os.getpid(), MEMORY_BYTES, IDLE_S))
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(MEMORY_BYTES), *sys.path],
+                    [sys.executable, "-I", "-S", "-c", _START, *bounds, *sys.path],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -81,39 +81,49 @@ class _Process:
                 )
             except OSError as exc:
                 ours.close()
-                raise CheckStopped(f"no process could be started for it ({exc.strerror})", []) from exc
+                raise CheckStopped(f"no process could be started for it ({exc.strerror})") from exc
         ours.setblocking(False)
         self._socket = ours
-        self.idle_since: float | None = None
-        """None: it has served no request yet. Otherwise it may have ended since."""
+        self.was_used = self.is_killed = False
         self.cpu_s = CPU_S
-        """What the latest request took; of one that was not answered whole, the most that it may."""
-        self.answers: list[Any] = []
-        """Of the latest request."""
+        """What the latest request took; of one that was not answered, the most that it may."""
+        try:
+            daemon_threads.start(self._await_end, name="toolcell checker")
+        except (MemoryError, RuntimeError) as exc:
+            self.kill()
+            self.wait()
+            raise CheckStopped(f"no thread could be started for it ({exc})") from exc
+
+    def _await_end(self) -> None:
+        """Reap it, and close our end if nobody uses it."""
+        self.wait()
+        with _lock:
+            if self in _kept:
+                _kept.remove(self)
+                self.kill()
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def ask(self, kind: str, spec: str, body: bytes, count: int) -> None:
-        """Have so many answers to a request.
+    async def ask(self, kind: str, spec: str, body: bytes) -> Any:
+        """Return the answer to a request.
 
         Raises:
             CheckStopped: the process has ended before.
         """
-        self.cpu_s, self.answers, found, took_s = CPU_S, [], unpacker(), 0.0
+        self.cpu_s, found = CPU_S, unpacker()
         try:
             await self._send(msgpack.packb([kind, CPU_S, spec, body]))
-            while len(self.answers) < count:
+            while True:
                 found.feed(await self._receive())
-                for each in found:
-                    took_s = each[0]
-                    self.answers.append(each[1])
-            self.cpu_s = took_s
+                for took_s, answer in found:
+                    self.cpu_s = took_s
+                    return answer
         except (OSError, EOFError):
             while not self.has_ended:  # noqa: ASYNC110 - it is about to say by its status why
                 await anyio.sleep(0.001)
-            raise CheckStopped(self.why_ended, self.answers) from None
+            raise CheckStopped(self.why_ended) from None
 
     @property
     def was_killed(self) -> bool:
@@ -133,7 +143,7 @@ class _Process:
         """End it, without waiting until it has freed its memory."""
         self._socket.close()
         self._process.kill()
-        self.idle_since = KILLED
+        self.is_killed = True
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -166,43 +176,21 @@ class _Process:
 _kept: list[_Process] = []
 """Those that nobody uses, and those that were killed, until they have ended."""
 _lock = threading.Lock()
-_ending: threading.Timer | None = None
-"""Ends idle processes: without it one that nobody asks for again would stay, or be a zombie."""
 
 
 def end_idle() -> None:
     """End the processes that nobody uses now."""
-    _end_idle_since(math.inf)
-
-
-def _end_idle_since(moment: float) -> None:
-    global _ending
     with _lock:
-        if _ending is not None:
-            _ending.cancel()
-            _ending = None
-        ended = [each for each in _kept if (each.idle_since or 0) <= moment]
-        _kept[:] = [each for each in _kept if each not in ended]
-        if _kept:
-            _end_later()
+        ended, _kept[:] = [*_kept], []
     for process in ended:
         process.kill()
     for process in ended:
         process.wait()
 
 
-def _end_later() -> None:
-    """End what is idle by then. The caller holds the lock."""
-    global _ending
-    if _ending is None:
-        _ending = threading.Timer(IDLE_S, lambda: _end_idle_since(time.monotonic() - IDLE_S))
-        _ending.daemon = True
-        _ending.start()
-
-
 def _forget_all() -> None:
-    global _lock, _ending
-    _lock, _ending = threading.Lock(), None
+    global _lock
+    _lock = threading.Lock()
     for process in _kept:
         process.forget()
     _kept.clear()
@@ -215,23 +203,22 @@ atexit.register(end_idle)
 
 def _take() -> _Process:
     with _lock:
-        for process in [each for each in _kept if each.has_ended]:
-            process.kill()
-            _kept.remove(process)
-        for process in reversed(_kept):
-            if process.idle_since != KILLED:
+        for process in [*reversed(_kept)]:
+            if not process.is_killed:
                 _kept.remove(process)
-                return process
+                if not process.has_ended:
+                    return process
+                process.kill()
     return _Process()
 
 
 def _give_back(process: _Process, *, is_usable: bool) -> None:
-    process.idle_since = time.monotonic()
     with _lock:
-        if not is_usable or sum(each.idle_since != KILLED for each in _kept) >= MAX_PROCESSES:
+        has_ended = process.has_ended  # one that ends after this is removed by its thread, which needs the lock
+        if has_ended or not is_usable or sum(not each.is_killed for each in _kept) >= MAX_PROCESSES:
             process.kill()
-        _kept.append(process)
-        _end_later()
+        if not has_ended:
+            _kept.append(process)
 
 
 class Turns:
@@ -241,9 +228,6 @@ class Turns:
     """
 
     def __init__(self, places: int) -> None:
-        self.threads = anyio.CapacityLimiter(math.inf)
-        """Bounds nothing: whoever has a turn has a thread. anyio's own gives back the place of one that runs on after
-        it was given up."""
         self._free = places
         self._inside = Counter[int]()
         self._waiting: list[tuple[HostWork | None, anyio.Event]] = []
@@ -269,6 +253,15 @@ class Turns:
         """Give the place to whoever waits."""
         self._count(work, -1)
         self._let_in()
+
+    @asynccontextmanager
+    async def taken(self, work: HostWork | None) -> AsyncIterator[None]:
+        """Have a place inside the block."""
+        await self.enter(work)
+        try:
+            yield
+        finally:
+            self.leave(work)
 
     def _let_in(self) -> None:
         while may := [entry for entry in self._waiting if self._may_enter(entry[0])]:
@@ -299,8 +292,8 @@ def turns() -> Turns:
         return made
 
 
-async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None, *, count: int = 1) -> list[Any]:
-    """Return the answers of a checker process to a request. The caller has a turn, and `work` is charged.
+async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
+    """Return the answer of a checker process to a request. The caller has a turn, and `work` is charged.
 
     `kind`: a row of `checker_program.ANSWERS`. `spec`: JSON text that is compiled once for as long as it is asked for.
 
@@ -311,32 +304,22 @@ async def ask(kind: str, spec: str, body: bytes = b"", work: HostWork | None = N
     """
     while True:
         process, began = _take(), time.monotonic()
-        was_used = process.idle_since is not None
         try:
             with anyio.fail_after(WALL_S):
-                await process.ask(kind, spec, body, count)
+                answer = await process.ask(kind, spec, body)
         except BaseException as exc:
             _give_back(process, is_usable=False)
-            if isinstance(exc, CheckStopped) and was_used and process.was_killed and not process.answers:
+            if isinstance(exc, CheckStopped) and process.was_used and process.was_killed:
                 continue  # it ended while nobody used it
             if isinstance(exc, TimeoutError):
-                raise CheckStopped(f"took more than {WALL_S:g} s", process.answers) from None
+                raise CheckStopped(f"took more than {WALL_S:g} s") from None
             raise
         finally:
             if work is not None:
                 work.used += ELEMENT_WORK * int(STEPS_PER_S * min(time.monotonic() - began, process.cpu_s))
+        process.was_used = True
         _give_back(process, is_usable=True)
-        return process.answers
-
-
-async def ask_in_turn(kind: str, spec: str, body: bytes = b"", work: HostWork | None = None) -> Any:
-    """Return the answer to a request when it is the turn of the run with this work."""
-    line = turns()
-    await line.enter(work)
-    try:
-        return (await ask(kind, spec, body, work))[0]
-    finally:
-        line.leave(work)
+        return answer
 
 
 def unpacker(stream: io.RawIOBase | None = None) -> Any:
@@ -376,9 +359,10 @@ async def find_problem(
     if not is_foreign and (check := check_of(schema)).fits_here(value):
         return check.problem(value)
     try:
-        answer = await ask_in_turn("value", json.dumps(schema, default=str), pack(value), work)
+        async with turns().taken(work):
+            answer = await ask("value", json.dumps(schema, default=str), pack(value), work)
     except CheckStopped as exc:
-        return ValueProblem((), f"cannot be checked against its schema: the check {exc.args[0]}; send less")
+        return ValueProblem((), f"cannot be checked against its schema: the check {exc}; send less")
     except (TypeError, ValueError, OverflowError) as exc:
         return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
     return None if answer is None else ValueProblem(tuple(answer[0]), answer[1])
@@ -386,22 +370,23 @@ async def find_problem(
 
 async def refused_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each schema of a stranger why it cannot be used; empty when it can."""
-    texts, found, stops = [json.dumps(each) for each in schemas if each], list[str](), 0
+    nonempty, found, stops = [each for each in schemas if each], list[str](), 0
     taken = HostWork(MAX_STOPS * ELEMENT_WORK * int(STEPS_PER_S * CPU_S))
-    line = turns()
-    while len(found) < len(texts):
+    left = [nonempty[start : start + BATCH] for start in range(0, len(nonempty), BATCH)]
+    while left:
+        some, before = left.pop(0), taken.used
         if stops == MAX_STOPS or taken.used >= taken.limit:
             said = "invalid schema: it was not compiled, because others of the same list took too long"
-            found += [said] * (len(texts) - len(found))
-            break
-        some = texts[len(found) : len(found) + BATCH]
-        await line.enter(None)
+            found += [said] * len(some)
+            continue
         try:
-            found += await ask("schemas", "", pack(some), taken, count=len(some))
+            async with turns().taken(None):
+                found += await ask("schemas", "", pack([json.dumps(each) for each in some]), taken)
         except CheckStopped as exc:
-            found += [*exc.args[1], f"invalid schema: compiling it {exc.args[0]}; write it more simply"]
-            stops += 1
-        finally:
-            line.leave(None)
+            if len(some) > 1:  # compile each alone, to find which one
+                left[:0], taken.used = [[each] for each in some], before
+            else:
+                found.append(f"invalid schema: compiling it {exc}; write it more simply")
+                stops += 1
     answers = iter(found)
     return [next(answers) if each else "" for each in schemas]

@@ -1,6 +1,7 @@
 """The program of a checker process: compiles schemas and checks values, one request after another, until it is killed.
 
-It has one descriptor, the socket to the host, and no secret. It ends with the host and past its bounds.
+It has one descriptor, the socket to the host, and no secret. It ends with the host, past its bounds, and when it is
+idle for long.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
@@ -34,13 +36,13 @@ MAX_RESIDENT_BYTES: Final = 256 << 20
 """A process that keeps more makes room for a new one."""
 
 
-def main(host: int, memory_bytes: int) -> None:
+def main(host: int, memory_bytes: int, idle_s: float) -> None:
     """Serve the host until it is gone."""
     _confine(host, memory_bytes)
     connection = socket.socket(fileno=0)
     gc.freeze()
     try:
-        _serve(connection)
+        _serve(connection, idle_s)
     except MemoryError:
         os._exit(NO_MEMORY)
     except (OSError, StopIteration):
@@ -50,8 +52,10 @@ def main(host: int, memory_bytes: int) -> None:
 
 def _confine(host: int, memory_bytes: int) -> None:
     if sys.platform == "linux":
+        from toolcell_bridge.isolation.oom import prefer_in_oom_killer
         from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
+        prefer_in_oom_killer("/proc/self")
         with contextlib.suppress(OSError):
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != host:
@@ -65,16 +69,15 @@ def _confine(host: int, memory_bytes: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, idle_s: float) -> None:
     kept: Lru[str, Any] = Lru(MAX_KEPT, MAX_KEPT_CHARS)
     stream = connection.makefile("rb", buffering=0)
-    while True:
+    while select.select([connection], [], [], idle_s)[0]:
         kind, cpu_s, spec, body = next(unpacker(stream))  # each has a buffer of its own, which does not stay
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        for answer in ANSWERS[kind](kept, spec, body):
-            packed = msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass")
-            connection.sendall(packed)
+        answer = ANSWERS[kind](kept, spec, body)
+        connection.sendall(msgpack.packb([time.process_time() - began, answer], unicode_errors="surrogatepass"))
         signal.setitimer(signal.ITIMER_PROF, 0)
         if _resident_bytes() > MAX_RESIDENT_BYTES:
             return
@@ -100,37 +103,34 @@ def _compiled(kept: Lru[str, Any], spec: str, make: Callable[[Any], Any]) -> Any
     return found
 
 
-def _schemas(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[str]:
-    for text in unpack(body):
-        try:
-            compile_schema(json.loads(text))
-        except RegistrationError as exc:
-            yield str(exc)
-        else:
-            yield ""
+def _schemas(kept: Lru[str, Any], spec: str, body: bytes) -> list[str]:
+    return [_refusal(text) for text in unpack(body)]
 
 
-def _value(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
+def _refusal(schema: str) -> str:
+    try:
+        compile_schema(json.loads(schema))
+    except RegistrationError as exc:
+        return str(exc)
+    return ""
+
+
+def _value(kept: Lru[str, Any], spec: str, body: bytes) -> Any:
     check = _compiled(kept, spec, ValueCheck)
-    if isinstance(check, RegistrationError):
-        yield None
-        return
-    problem = check.problem(unpack(body))
-    yield None if problem is None else [problem.path, problem.message]
+    problem = None if isinstance(check, RegistrationError) else check.problem(unpack(body))
+    return None if problem is None else [problem.path, problem.message]
 
 
-def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Iterator[Any]:
+def _arguments(kept: Lru[str, Any], spec: str, body: bytes) -> Any:
     checker = _compiled(kept, spec, _checker)
     if isinstance(checker, RegistrationError):
-        yield "refused", [[(), str(checker)]], 1
-        return
+        return "refused", [[(), str(checker)]], 1
     try:
         checked = checker.check(unpack(body))
     except InvalidArguments as exc:
-        yield "refused", [[each.path, each.message] for each in exc.problems], exc.steps
-        return
+        return "refused", [[each.path, each.message] for each in exc.problems], exc.steps
     changes = [[each.path, each.before, each.after] for each in checked.changes]
-    yield "fit", checked.args, changes, checked.warnings, checked.steps
+    return "fit", checked.args, changes, checked.warnings, checked.steps
 
 
 def _checker(said: Any) -> ArgumentChecker:
@@ -138,12 +138,9 @@ def _checker(said: Any) -> ArgumentChecker:
     return ArgumentChecker(ToolDefinition(name, "A tool.", schema), coercion, extras, validate, makes_bytes=makes_bytes)
 
 
-ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Iterator[Any]]]] = {
+ANSWERS: Final[dict[str, Callable[[Lru[str, Any], str, bytes], Any]]] = {
     "schemas": _schemas,
     "value": _value,
     "arguments": _arguments,
 }
 """By the kind of a request."""
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -7,14 +7,16 @@ import the library: a program without tools does not need it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.calls.schema import dicts_in
+from toolcell.calls.schema import dicts_in, with_parts
 from toolcell.calls.values import LARGE_ELEMENTS, with_leaves
 from toolcell.errors import RegistrationError
 
@@ -43,8 +45,7 @@ def compile_schema(schema: Part) -> Validator:
     import jsonschema_rs
 
     make, counted = _draft(schema), counted_repetitions(schema)
-    engines = jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
-    for regex in engines:
+    for regex in (jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)):
         try:
             validator: Validator = make(
                 counted, pattern_options=regex, offline=True, validate_formats=False, keywords=KEYWORDS
@@ -55,6 +56,8 @@ def compile_schema(schema: Part) -> Validator:
             return validator
     path = getattr(failure, "instance_path", ())
     reason = getattr(failure, "message", str(failure))
+    if path and path[-1] == "pattern":  # not the one that was compiled in its place
+        reason = f'{json.dumps(functools.reduce(operator.getitem, path, schema))} is not a "regex"'
     raise RegistrationError(f"invalid schema at {'/'.join(map(str, path)) or 'root'}: {reason}") from failure
 
 
@@ -158,15 +161,19 @@ _BACKTRACKS = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+")
 """What needs the engine that goes back: lookaround, backreferences, atomic groups."""
 _KIND = r"(?:\[(?:[^\\\[\]]|\\.)+\]|\\[dDwWsSnrt]|\\[pP]\{\w+\}|[^\\\[\](){}*+?|^$])"
 """One character of a kind. A class in a class is not read."""
-_COUNTED = re.compile(rf"\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{(\d{{1,9}})(,?)(\d{{0,9}})\}}\$", re.DOTALL)
+_COUNTED = re.compile(rf"(?s)\^({_KIND}|\((?:\?:)?{_KIND}(?:\|{_KIND})*\))\{{([0-9]{{1,9}})(,?)([0-9]{{0,9}})\}}\$")
 """So many characters of one kind, and nothing else. The engines write the repetition out."""
+_LAST = re.compile(r"(?<!\\)(?<!\\[xuUpP])\{([0-9]{1,9}),([0-9]{0,9})\}\Z")
+"""A repetition that ends a pattern. A text that matches with more of it matches with the least of it too."""
 
 
 def counted(pattern: str) -> tuple[str, int, int]:
-    """Return a pattern whose repetition is counted instead of written out, where it is all that the pattern has.
+    """Return a pattern without a repetition that can be counted, and without a most that decides nothing.
 
     Shape: (the pattern as it is compiled, the least and the most characters of the texts that it may match).
     """
+    if (last := _LAST.search(pattern)) is not None and int(last[1]) <= int(last[2] or MAX_CHARS):
+        return f"{pattern[: last.start()]}{{{last[1]}}}", 0, MAX_CHARS
     if (found := _COUNTED.fullmatch(pattern)) is not None:
         least = int(found[2])
         most = least if not found[3] else int(found[4]) if found[4] else MAX_CHARS
@@ -193,24 +200,12 @@ def _patterns(schema: Any) -> Iterator[str]:
             yield from names
 
 
-_VALUES: Final = ("const", "enum", "default", "examples")
-"""Keywords that hold values, and no schemas."""
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-"""Keywords that hold schemas by names, which may be any."""
-
-
 def counted_repetitions(schema: Any) -> Any:
-    """Return a schema in which a repetition that is all that a pattern has became `minLength` and `maxLength`."""
-    if isinstance(schema, list):
-        return [counted_repetitions(each) for each in schema]
+    """Return a schema in which a repetition that is all that a pattern has became `minLength` and `maxLength`, and one
+    that ends a pattern has no most."""
     if not isinstance(schema, dict):
         return schema
-    made = dict(schema)
-    for key, each in schema.items():
-        if key in _NAMED and isinstance(each, dict):
-            made[key] = {name: counted_repetitions(part) for name, part in each.items()}
-        elif key not in _VALUES and isinstance(each, dict | list):
-            made[key] = counted_repetitions(each)
+    made = with_parts(schema, counted_repetitions)
     if not isinstance(pattern := schema.get("pattern"), str) or (how := counted(pattern))[0] == pattern:
         return made
     given, least = made.get("maxLength", MAX_CHARS), made.get("minLength", 0)

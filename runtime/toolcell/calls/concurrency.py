@@ -78,8 +78,7 @@ class ToolThread:
 
 def when_all_over(threads: Sequence[ToolThread], callback: Callable[[], None]) -> None:
     """Call `callback` in this event loop when the functions of all these threads have returned."""
-    running = [thread for thread in threads if not thread.is_over]
-    if running:
+    if running := [thread for thread in threads if not thread.is_over]:
         running[0].when_over(lambda: when_all_over(running[1:], callback))
     else:
         callback()

@@ -96,8 +96,21 @@ def merged(part: Part) -> Part:
             required += [*(choice.get("required") or ())] if keyword == "allOf" else []
     if len(made) == len(part):
         return part
-    needed = [name for name in dict.fromkeys(required) if name in properties]
-    return {**made, "properties": properties, **({"required": needed} if needed else {})}
+    return _with_required({**made, "properties": properties}, required)
+
+
+def of_its_type(part: Part) -> Part:
+    """Servers say `properties: only allowed for OBJECT type`, and `property is not defined` of a required one."""
+    kinds = (None, *_kinds(part))
+    return _with_required({key: value for key, value in part.items() if _OWNERS.get(key) in kinds}, ())
+
+
+def _with_required(part: Part, more: Iterable[str]) -> Part:
+    """Require what there is of these names and of those that are required now."""
+    names = dict.fromkeys(name for name in [*(part.get("required") or ()), *more] if isinstance(name, str))
+    needed = [name for name in names if name in (part.get("properties") or ())]
+    kept = {key: value for key, value in part.items() if key != "required"}
+    return {**kept, "required": needed} if needed else kept
 
 
 def add_to(made: Part, part: Part) -> None:
@@ -130,7 +143,7 @@ def one_type(part: Part) -> Part:
 
 def typed(part: Part) -> Part:
     """Servers say `schema must have a 'type' key`. What may be anything can be sent as a plain value."""
-    if part.keys() & {"type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"}:
+    if part.keys() & {"type", "anyOf", "oneOf", "allOf", "enum", "const"}:
         return part
     kind = "object" if part.keys() & _OF_OBJECTS else "array" if part.keys() & {"items", "prefixItems"} else None
     return {**part, **({"type": kind} if kind else _PLAIN)}
@@ -200,6 +213,10 @@ def _any_of(parts: list[Any]) -> Part:
 
 _CHOICES = frozenset({"anyOf", "oneOf", "allOf", "enum", "not", "if", "then", "else"})
 _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_OWNERS: Mapping[str, str] = {
+    **dict.fromkeys(("properties", "required", "minProperties", "maxProperties"), "object"),
+    **dict.fromkeys(("items", "minItems", "maxItems"), "array"),
+}
 _KINDS: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number"}
 _PLAIN: Final[Part] = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
 _OPENAI_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
@@ -236,7 +253,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "openai": Dialect((with_properties, merged), (with_items,), formats=_OPENAI_FORMATS),
     "openai-strict": Dialect(
         (merged,),
-        (any_of, complete_choices, typed, with_items, closed),
+        (any_of, complete_choices, typed, with_items, of_its_type, closed),
         refused=_NOT_STRICT,
         formats=_OPENAI_FORMATS,
         inlines=True,
@@ -244,7 +261,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "anthropic": Dialect((with_properties, merged), ()),
     "gemini": Dialect(
         (with_properties, merged),
-        (one_type, typed, with_items, alone, text_choices),
+        (one_type, typed, with_items, alone, text_choices, of_its_type),
         known=_GEMINI_KEYS,
         formats=("enum", "date-time", "int32", "int64", "float", "double"),
         inlines=True,
@@ -262,8 +279,7 @@ def dialect_of(model: str) -> DialectName:
 @lru_cache(2048)
 def adapted_json(schema: str, dialect: DialectName) -> str:
     """Return a schema as a provider takes it, both as JSON text."""
-    given = json.loads(schema)
-    return json.dumps(_Writer(DIALECTS[dialect], given).root())
+    return json.dumps(_Writer(DIALECTS[dialect], json.loads(schema)).root())
 
 
 class _Writer:
@@ -338,11 +354,11 @@ class ToolDefinition:
     What a schema says of names that only results have (`OF_RESULTS`) is not shown to models.
     """
 
-    __slots__ = ("_checked_json", "_parameters_json", "description", "name")
+    __slots__ = ("_parameters_json", "checked_json", "description", "name")
 
     name: str
     description: str
-    _checked_json: str
+    checked_json: str
     _parameters_json: str
 
     @keywords_known
@@ -360,7 +376,7 @@ class ToolDefinition:
         set_once = object.__setattr__
         set_once(self, "name", name)
         set_once(self, "description", description)
-        set_once(self, "_checked_json", checked)
+        set_once(self, "checked_json", checked)
         set_once(self, "_parameters_json", shown)
 
     @classmethod
@@ -385,7 +401,7 @@ class ToolDefinition:
     @property
     def checked_parameters(self) -> dict[str, Any]:
         """The same with what is known of names that only results have: arguments are checked against this."""
-        schema: dict[str, Any] = json.loads(self._checked_json)
+        schema: dict[str, Any] = json.loads(self.checked_json)
         return schema
 
     @property
@@ -396,7 +412,7 @@ class ToolDefinition:
     @property
     def has_names_of_results(self) -> bool:
         """True when the two differ."""
-        return self._checked_json != self._parameters_json
+        return self.checked_json != self._parameters_json
 
     def adapted(self, dialect: DialectName) -> dict[str, Any]:
         """Return `parameters` without what a provider would refuse a request for."""
@@ -444,8 +460,7 @@ class ToolDefinition:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ToolDefinition):
             return NotImplemented
-        mine = (self.name, self.description, self.parameters)
-        return mine == (other.name, other.description, other.parameters)
+        return (self.name, self.description, self.parameters) == (other.name, other.description, other.parameters)
 
     def __hash__(self) -> int:
         return hash((self.name, self.description))

@@ -252,10 +252,13 @@ class EventBus:
 class EventBranch(EventBus):
     """The bus of one part of what happens: its listener has the events of this part, and the bus above has them too."""
 
-    def __init__(self, above: EventBus, listener: Listener) -> None:
+    def __init__(
+        self, above: EventBus, listener: Listener, wait_for_room: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`listener` waits for nothing that only a call of another part brings: calls of all parts hear together."""
         super().__init__()
         self._above, self.unheard = above, above.unheard
-        self.subscribe(listener)
+        self.subscribe(listener, wait_for_room)
 
     async def wait_for_room(self) -> None:
         """Wait for the listeners above, too."""

@@ -71,9 +71,7 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
         if not requires_result:
             return ToolResult()
         return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
-    if isinstance(value, ToolResult):
-        return _well_formed(value)
-    return _odd_result(value)
+    return _well_formed(value) if isinstance(value, ToolResult) else _odd_result(value)
 
 
 def _odd_result(value: Any) -> ToolResult:
@@ -194,8 +192,7 @@ def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | No
             result = _redacted(result, call.run.secrets)
         except RecursionError:  # what cannot be searched for secrets is not passed on
             result = ToolResult.fail("tool returned data that is nested without end", code=ErrorCode.NO_RESULT)
-    limit = call.options.max_result_bytes
-    if limit is not None:
+    if (limit := call.options.max_result_bytes) is not None:
         result, was_cut = _bounded(result, limit)
         truncated = truncated or was_cut
     if result.status is Status.PENDING and result.job_id is None and job_id is not None:
@@ -205,11 +202,11 @@ def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | No
 
 async def finalize_soon(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
     """Do the same as `finalize`, and keep the event loop free while a large result is looked through for secrets."""
-    if call.run.secrets is not NO_SECRETS:
-        parts = map(part_data, (*result.parts, *result.files))
-        if is_large([result.value, result.details, result.for_user, *parts]):
-            with suppress(MemoryError):  # there is none for a thread
-                return await daemon_threads.run_large(finalize, result, call, duration_s, job_id)
+    if call.run.secrets is not NO_SECRETS and is_large(
+        [result.value, result.details, result.for_user, *map(part_data, (*result.parts, *result.files))]
+    ):
+        with suppress(MemoryError):  # there is none for a thread
+            return await daemon_threads.run_large(finalize, result, call, duration_s, job_id)
     return finalize(result, call, duration_s, job_id)
 
 
@@ -232,8 +229,7 @@ def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
         size = len(to_json(result.value).encode("utf-8", "replace")) + sum(map(len, values_in(result.value, bytes)))
     size = max(size, sum(len(part.data) for part in (*result.parts, *result.files) if not isinstance(part, Text)))
     if size > limit:
-        failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)
-        return failure, False
+        return ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE), False
     left, was_cut, error = limit, False, result.error
 
     def cut(text: str) -> str:
@@ -260,8 +256,7 @@ def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:
     error = result.error
     if error is not None:
         code, message = secrets.redact(error.code), secrets.redact(error.message)
-        error_details = secrets.redact_value(plain_or_text(dict(error.details)))
-        error = ToolFailure(code, message, error.retryable, error_details)
+        error = ToolFailure(code, message, error.retryable, secrets.redact_value(plain_or_text(dict(error.details))))
     value = secrets.redact_value(result.value) if result.has_value else None
     for_user = secrets.redact(result.for_user) if result.for_user else result.for_user
     details = None if result.details is None else secrets.redact_value(plain_or_text(result.details))
@@ -312,8 +307,6 @@ def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
 # The text of a tool as the data that it is, for scripts and plans
 
 
-INLINE_CHARS = 100_000
-"""Longer text is read in a thread: it takes milliseconds."""
 MAX_PARTS = 200
 """Most parts of a return type, that are looked at to find out whether it takes text. A part counts as often as it is
 named."""
@@ -331,7 +324,7 @@ async def with_data(name: str, options: ToolOptions, result: ToolResult, *, is_f
     returns, text = options.returns, result.output
     wants_data = returns is not None and _says_a_type(returns)
     try:
-        value = await daemon_threads.run_sync(_parsed, text) if len(text) > INLINE_CHARS else _parsed(text)
+        value = await daemon_threads.run_large(_parsed, text) if is_large(text) else _parsed(text)
     except (ValueError, RecursionError) as exc:
         return _mismatch(name, result, f"its text is not JSON: {exc}") if wants_data else result
     problem = await find_problem(returns or {}, value, is_foreign=is_foreign) if wants_data else None

@@ -10,11 +10,12 @@ import fnmatch
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from dataclasses import fields, replace
+from typing import Any, Literal, Self, get_args
 
-from toolcell.errors import UsageError
+from toolcell.errors import RegistrationError, UsageError
 from toolcell.flows import Flow, labels_of
-from toolcell.support.checks import brief, check_count, check_kind, check_one_of, check_seconds
+from toolcell.support.checks import SYNONYMS, brief, check_count, check_kind, check_one_of, check_seconds, suggestion
 from toolcell_bridge.wire.frozen import frozen
 
 
@@ -116,6 +117,26 @@ class ToolOptions:
         check_one_of("mode", self.mode, get_args(ExecutionMode))
         check_one_of("coercion", self.coercion, (None, *get_args(Coercion)))
         check_one_of("extras", self.extras, (None, *get_args(Extras)))
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return these options with keyword changes; unknown names are refused.
+
+        Raises:
+            RegistrationError: there is no such option.
+        """
+        known = [field.name for field in fields(self)]
+        for name in changes.keys() - set(known):
+            if name in SYNONYMS:
+                raise RegistrationError(
+                    f"{name}: a schema written by hand is registry.register(name, description, schema, function), and "
+                    "the function takes one dict of all arguments"
+                )
+            hint = suggestion(name, sorted(known), f"there are: {', '.join(sorted(known))}")
+            raise RegistrationError(f"no option is called {name!r}; {hint}")
+        try:
+            return replace(self, **changes) if changes else self
+        except UsageError as exc:
+            raise RegistrationError(f"option {exc}") from exc
 
     def allows(self, origin: Origin) -> bool:
         """True when a call from `origin` may reach this tool."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from toolcell.calls.call import Feature
 from toolcell.calls.schema import dicts_in
 from toolcell.calls.values import SCALARS
-from toolcell.results.effects import Preflight
+from toolcell.results import Preflight
 from toolcell_bridge.guest.placeholder import DRY_RUN, RESULT_OF, parts_of
 from toolcell_bridge.wire.messages import RunScript
 

@@ -6,22 +6,24 @@ schemas for itself is taken away again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Literal
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
+from pydantic_core import PydanticCustomError, PydanticSerializationError, SchemaValidator, core_schema
 
 from toolcell.calls.schema import BASE64, OF_RESULTS, Schema, clean_schema
-from toolcell.calls.values import BadValue, copy_arguments
+from toolcell.calls.values import MAX_LISTED_ERRORS, BadValue, copy_arguments
 from toolcell.errors import RegistrationError
 from toolcell.support.checks import brief
 
 MAX_PATTERN_CHARS: Final = 1_000
-"""Most characters of an argument that becomes an `re.Pattern`. Compiling so many takes the host some 10 ms."""
+"""Most characters of all texts of an argument that become patterns. Compiling so many takes the host some 10 ms."""
 
 
 class _Described(GenerateJsonSchema):
@@ -121,15 +123,39 @@ MOST_OF_ONE_HASH: Final = 64
 
 _UNGUESSED: Final = frozenset({"any", "bool", "enum", "float", "literal", "none", "str"})
 """Types of which nobody can send many values with one hash. Texts have random hashes."""
+_OF_PATTERNS: Final = frozenset({"pattern_either_validator", "pattern_str_validator", "pattern_bytes_validator"})
+"""Functions of pydantic that compile a text."""
 _PARTS: Final = frozenset({"choices", "definitions", "fields", "steps"})
 """Members of pydantic's schemas that are schemas, besides those whose name says it."""
 
-_seen: ContextVar[dict[int, list[Any]]] = ContextVar("_seen")
-"""The values of sets, and the keys of dicts, that one conversion has made so far, by their hashes."""
+
+class _Seen:
+    """What one conversion has made so far."""
+
+    def __init__(self) -> None:
+        self.hashed: dict[int, list[Any]] = {}
+        """Values of sets, and keys of dicts, by their hashes."""
+        self.patterns: dict[int, str | bytes] = {}
+        """By identity: each member of a union is given the same text."""
+        self.refused: dict[int, str | bytes] = {}
+        """Texts that would have been too much, by identity."""
+        self.chars, self.refused_chars = 0, 0
+        """Of the patterns, and of what was refused."""
+
+    @property
+    def too_many(self) -> str:
+        chars = self.chars + self.refused_chars
+        return f"its patterns have {chars} characters together, limit {MAX_PATTERN_CHARS}; send fewer"
 
 
-class _EqualHashes(Exception):
-    """Too many. Not a ValueError, of which pydantic makes a list."""
+_TOO_MANY: Final = "too_many_pattern_chars"
+"""The type of error, in the words of pydantic."""
+
+_seen: ContextVar[_Seen] = ContextVar("_seen")
+
+
+class _TooMuch(Exception):
+    """Making the values takes too long. Not a ValueError, of which pydantic makes a list."""
 
 
 def type_converter(hint: Any) -> Callable[[Any], Any]:
@@ -138,54 +164,115 @@ def type_converter(hint: Any) -> Callable[[Any], Any]:
     schema, found = _counting(adapter.core_schema)
     if not found:
         return adapter.validate_python
-    validate = _validator(schema).validate_python
+    validate = _validator(schema, adapter.validator.title).validate_python
 
     def convert(value: Any) -> Any:
-        token = _seen.set({})
+        token = _seen.set(seen := _Seen())
         try:
             return validate(value)
-        except _EqualHashes as exc:
-            limit = f"limit {MOST_OF_ONE_HASH}"
-            raise ValueError(f"a set or dict was sent too many values with one hash, {limit}: {exc}") from None
+        except ValidationError as exc:
+            if seen.refused and (exc.error_count() > MAX_LISTED_ERRORS or _are_too_many(exc)):
+                raise ValueError(seen.too_many) from None
+            raise
+        except _TooMuch as exc:
+            raise ValueError(str(exc)) from None
         finally:
             _seen.reset(token)
 
     return convert
 
 
-def _validator(schema: Any) -> SchemaValidator:
+def _are_too_many(exc: ValidationError) -> bool:
+    return all(each["type"] == _TOO_MANY for each in exc.errors(include_url=False, include_input=False))
+
+
+def _validator(schema: Any, title: str) -> SchemaValidator:
+    """`title`: what errors call it."""
     try:  # not with what the classes of models have ready
-        return SchemaValidator(schema, None, _use_prebuilt=False)
+        return SchemaValidator(schema, {"title": title}, _use_prebuilt=False)
     except TypeError:  # pydantic before 2.12
-        return SchemaValidator(schema)
+        return SchemaValidator(schema, {"title": title})
 
 
-def _counting(part: Any) -> tuple[Any, bool]:
-    """Return a schema of pydantic in which values of sets and keys of dicts are counted, and whether there are any."""
+class _Found(IntEnum):
+    """What a schema of pydantic has been given."""
+
+    NOTHING = 0
+    PAUSES = 1
+    COUNTS = 2
+
+
+def _counting(part: Any) -> tuple[Any, _Found]:
+    """Return a schema of pydantic in which values of sets and keys of dicts are counted, and what there is of it."""
     if isinstance(part, list | tuple):
         members = [_counting(each) for each in part]
-        return type(part)(each for each, _ in members), any(found for _, found in members)
+        return type(part)(each for each, _ in members), max((found for _, found in members), default=_Found.NOTHING)
     if not isinstance(part, dict):
-        return part, False
+        return part, _Found.NOTHING
     kind = part.get("type")
-    made, any_found = {**part}, False
+    made, most_found = {**part}, _Found.NOTHING
     for name, each in part.items():
         if name.endswith("schema") or name in _PARTS or not isinstance(kind, str):  # or fields and choices by name
             made[name], found = _counting(each)
-            any_found |= found
+            most_found = max(most_found, found)
+    if kind == "function-plain" and getattr(part["function"]["function"], "__name__", "") in _OF_PATTERNS:
+        return core_schema.no_info_before_validator_function(_count_pattern, part), _Found.COUNTS
     counted = "items_schema" if kind in ("set", "frozenset") else "keys_schema"
     if isinstance(kind, str) and made.get(counted, {}).get("type", "any") not in _UNGUESSED:
-        made[counted], any_found = core_schema.no_info_after_validator_function(_count, made[counted]), True
-    return made, any_found
+        made[counted] = core_schema.no_info_after_validator_function(_count, made[counted])
+        most_found = _Found.COUNTS
+    for name in {"items_schema", "keys_schema"} & made.keys() if isinstance(kind, str) else ():
+        paused = partial(core_schema.no_info_before_validator_function, _go_on)
+        made[name] = [*map(paused, made[name])] if kind == "tuple" else paused(made[name])
+        most_found = max(most_found, _Found.PAUSES)
+    if kind == "generator" and most_found is _Found.COUNTS:
+        return core_schema.no_info_after_validator_function(_CountedItems, made), most_found
+    return made, most_found
+
+
+class _CountedItems(Iterator[Any]):
+    """The items of an Iterable, which pydantic makes when the tool reads them: they are counted too."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self._seen = items, _seen.get()
+
+    def __next__(self) -> Any:
+        token = _seen.set(self._seen)
+        try:
+            return next(self._items)
+        except _TooMuch as exc:
+            raise ValueError(str(exc)) from None
+        finally:
+            _seen.reset(token)
+
+
+def _go_on(value: Any) -> Any:
+    """Let other threads go on: pydantic alone would keep them from the interpreter until all items are made."""
+    return value
+
+
+def _count_pattern(value: Any) -> Any:
+    seen = _seen.get()
+    if not isinstance(value, str | bytes) or id(value) in seen.patterns:
+        return value
+    if seen.chars + len(value) > MAX_PATTERN_CHARS:
+        if id(value) not in seen.refused:
+            seen.refused[id(value)] = value
+            seen.refused_chars += len(value)
+        raise PydanticCustomError(_TOO_MANY, seen.too_many)  # the next member of a union may take it
+    seen.patterns[id(value)] = value
+    seen.chars += len(value)
+    return value
 
 
 def _count(value: Any) -> Any:
     try:
-        known = _seen.get().setdefault(hash(value), [])
+        known = _seen.get().hashed.setdefault(hash(value), [])
     except TypeError:  # pydantic says what is wrong with it
         return value
     if value not in known:
         if len(known) == MOST_OF_ONE_HASH:
-            raise _EqualHashes(brief(value))
+            limit = f"limit {MOST_OF_ONE_HASH}"
+            raise _TooMuch(f"a set or dict was sent too many values with one hash, {limit}: {brief(value)}")
         known.append(value)
     return value

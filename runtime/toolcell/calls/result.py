@@ -444,9 +444,7 @@ def to_json(value: Any) -> str:
 
     An array or a table is a text to read, here and inside of other data.
     """
-    if isinstance(value, Array | Table):
-        return str(value)
-    return _ENCODER.encode(value)
+    return str(value) if isinstance(value, Array | Table) else _ENCODER.encode(value)
 
 
 def without_bytes(value: Any) -> Any:

@@ -80,9 +80,12 @@ def clean_schema(schema: Mapping[str, Any]) -> Schema:
     return cleaned
 
 
-_PARTS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
-_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_PARTS = frozenset({
+    "items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties",
+    "propertyNames", "contentSchema", "not", "if", "then", "else",
+})  # fmt: skip
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _NO_DEFAULT = object()
 
 

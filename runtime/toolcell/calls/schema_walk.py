@@ -219,8 +219,7 @@ def as_string(value: Any, lenient: bool) -> Any:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        text = format(Decimal(repr(value)), "f")
-        return text.removesuffix(".0")
+        return format(Decimal(repr(value)), "f").removesuffix(".0")
     return "" if lenient and value is None else MISSING
 
 
@@ -526,8 +525,7 @@ class Walk:
             return value
         is_whole = "integer" in kinds and isinstance(value, float) and value.is_integer()
         for kind in kinds if self._coercion != "off" else ():
-            converted = self._converted(kind, value, path)
-            if converted is not MISSING:
+            if (converted := self._converted(kind, value, path)) is not MISSING:
                 self._mended += 1
                 return converted
         if is_whole and self._coercion == "off":
@@ -730,7 +728,6 @@ class Walk:
 
 
 def _fits(outcome: Outcome | None) -> bool:
-    """Return whether a value fits as it is."""
     return outcome is not None and not outcome[1] and not outcome[2]
 
 

@@ -183,9 +183,8 @@ def read_signature(
         schema["required"] = required
     schema["additionalProperties"] = extra
     returns = hints.get("return", Any)
-    wants_result = returns is result_type
     return Signature(
-        schema, defaults, converters, context_parameter, _return_schema(returns, result_type), wants_result
+        schema, defaults, converters, context_parameter, _return_schema(returns, result_type), returns is result_type
     )
 
 
@@ -371,8 +370,7 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
         if made is None or isinstance(made, kind):
             return made
         if method is None:
-            shown = type(value).__name__
-            said = f"must be {kind.__qualname__}, not {shown}; only a script can send one"
+            said = f"must be {kind.__qualname__}, not {type(value).__name__}; only a script can send one"
             raise BadValue(ValueProblem((name,), said))
         try:
             if method == "to_arrow":

@@ -36,6 +36,9 @@ CHARS_PER_ELEMENT = 32
 MAX_STEP_CHARS = 80
 """Most characters of one name in a path that a message shows."""
 
+MAX_LISTED_ERRORS = 1000
+"""Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
+bytes."""
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
 """Most characters of one problem: two long lists of allowed values are more than a model needs to read."""
@@ -124,9 +127,7 @@ class Copied:
             if not MIN_INTEGER <= value <= MAX_INTEGER:
                 raise BadValue(ValueProblem(path, f"integer has more than 64 bits ({value.bit_length()})"))
             return value
-        if kind is float:
-            return self._number(value, path)
-        return self._container(value, path)
+        return self._number(value, path) if kind is float else self._container(value, path)
 
     def _text(self, text: str, path: tuple[str | int, ...]) -> None:
         self.chars += len(text)
@@ -275,23 +276,26 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
     """True when a value holds more than `most` values, or as many times 32 characters. Looks at no more of them."""
     seen = 0
     level = [value]
-    while level:
-        below: list[Any] = []
-        for each in level:
-            if type(each) in NUMBERS:
-                continue
-            is_list = isinstance(each, (dict, list, tuple))
-            if is_list:
-                seen += len(each)
-            elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
-                seen += len(each) // CHARS_PER_ELEMENT
-            elif counts_bytes and isinstance(each, (Array, Table)):
-                seen += max(each.nbytes // CHARS_PER_ELEMENT, each.cells)  # its rows may be made
-            if seen > most:
-                return True
-            if is_list:
-                below += (*each, *each.values()) if isinstance(each, dict) else each
-        level = below
+    try:
+        while level:
+            below: list[Any] = []
+            for each in level:
+                if type(each) in NUMBERS:
+                    continue
+                is_list = isinstance(each, (dict, list, tuple))
+                if is_list:
+                    seen += len(each)
+                elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
+                    seen += len(each) // CHARS_PER_ELEMENT
+                elif counts_bytes and isinstance(each, (Array, Table)):
+                    seen += max(each.nbytes // CHARS_PER_ELEMENT, each.cells)  # its rows may be made
+                if seen > most:
+                    return True
+                if is_list:
+                    below += (*each, *each.values()) if isinstance(each, dict) else each
+            level = below
+    except Exception:  # an object of the program's own raises when it is looked at: who reads it says where
+        pass
     return False
 
 

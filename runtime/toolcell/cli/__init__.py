@@ -41,15 +41,16 @@ TABLE_COLUMNS = 72
 
 
 def main() -> None:
-    """Run the `toolcell` command."""
     try:
         gc.disable()  # imports leave no garbage: a tenth of their time
-        app = build(sys.argv[1:])
-        gc.freeze()
-        gc.enable()
-        # At its end the interpreter looks for garbage in all that was imported: a tenth of a short command's time.
-        atexit.register(gc.freeze)
-        with standard_streams():
+        with standard_streams():  # first: a file that is opened takes the number of a stream that is closed
+            if sys.argv[1:2] == ["run"]:
+                importlib.import_module("toolcell.cli.early_zygote").start(sys.argv[2:])
+            app = build(sys.argv[1:])
+            gc.freeze()
+            gc.enable()
+            # At its end the interpreter looks for garbage in all that was imported: a tenth of a short command's time.
+            atexit.register(gc.freeze)
             app(prog_name="toolcell")
     except KeyboardInterrupt:  # while modules are imported; a command that runs has its own way to end
         os.write(2, b"interrupted\n")
@@ -62,8 +63,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
     import typer
 
+    from toolcell.cli.conversion import Group
+
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
+        cls=Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         # Rendering with rich costs more than all else that the top-level help needs. In its tables, names break in

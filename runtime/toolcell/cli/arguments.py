@@ -198,7 +198,6 @@ def as_flag(exc: UsageError) -> str:
 
 
 def flag_name(field: str) -> str:
-    """Return the flag that sets `field`."""
     return "--" + field.replace("_", "-")
 
 

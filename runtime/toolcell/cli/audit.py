@@ -9,31 +9,24 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit import (
-    UNFINISHED,
     Filter,
     Index,
-    Match,
-    RecordDatabase,
     RecordedCall,
     RecordedRun,
     RunChange,
     RunSummary,
-    Search,
+    ShownRun,
     Trust,
-    json_line,
-    jsonable,
-    lines_of,
-    read_log_id,
-    to_html,
+    text_search,
 )
 from toolcell.cli import audit_terminal, exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
@@ -54,6 +47,7 @@ from toolcell.cli.terminal import output, print_json, safe, stderr, stdout, writ
 from toolcell.config import PoolConfig
 from toolcell.errors import UsageError
 from toolcell.results import Divergence
+from toolcell.support.data_text import json_line, jsonable
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
@@ -110,9 +104,10 @@ def show(
         summary = index.find(wanted)
         run = index.load(summary)
         if html is not None:
-            write_html(to_html(run, summary.trust, **about(directory)), html)
+            log = f"{directory}, id {directory.id()}"
+            write_html(ShownRun(run).to_html(summary.trust, log=log, made_ns=time.time_ns()), html)
             return
-        shown = run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]}
+        shown = run.to_dict() | {"trust": summary.trust, "runs": [asdict(each) for each in run.family]}
         amounts = audit_terminal.FULL if full else audit_terminal.SHORT
         output(shown, as_json, lambda: audit_terminal.show_run(run, stdout(), summary.trust, amounts))
 
@@ -135,13 +130,7 @@ def stats(
         output(counted, as_json, lambda: show_counted(counted, stdout()))
 
 
-def about(directory: RecordDatabase) -> dict[str, Any]:
-    """Say which log a page is made from, and when."""
-    return {"log": f"{directory}, id {read_log_id(directory)}", "made_ns": time.time_ns()}
-
-
 def write_html(page: str, path: Path) -> None:
-    """Write a page."""
     write_output(path, [page])
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
 
@@ -177,7 +166,7 @@ def grep(
     """
     directory, text = split_target(target)
     pattern = compile_pattern(text, fixed, ignore_case)
-    searched = Search()
+    searched = text_search.Search()
     with opened(directory, key) as index:
         matches = searched.search(index, filters.filter(), pattern)
         shown = list(itertools.islice(matches, limit or None))
@@ -214,8 +203,7 @@ def compile_pattern(text: str, fixed: bool, ignore_case: bool) -> re.Pattern[str
         raise UsageError(f"{text!r} is not a regular expression: {exc}; -F looks for it as it is") from exc
 
 
-def show_matches(matches: list[Match], full: bool, console: Console) -> None:
-    """Write one line per match, below one line per run."""
+def show_matches(matches: list[text_search.Match], full: bool, console: Console) -> None:
     for _, of_run in itertools.groupby(matches, key=lambda match: (match.run.chain, match.run.seq)):
         found = list(of_run)
         run = found[0].run
@@ -230,7 +218,7 @@ def show_matches(matches: list[Match], full: bool, console: Console) -> None:
             console.print(Text.assemble("  ", *_match(match, full)))
 
 
-def _match(match: Match, full: bool) -> list[Any]:
+def _match(match: text_search.Match, full: bool) -> list[Any]:
     before, hit, after = match.excerpt(1 << 30) if full else match.excerpt()
     call = f"call {match.call.number} {match.call.tool} " if match.call is not None else ""
     most = 1 << 30 if full else 200
@@ -265,7 +253,6 @@ def diff(
 
 
 def show_changes(runs: list[RunSummary], changes: list[RunChange], full: bool, console: Console) -> None:
-    """Write what differs between two runs."""
     for sign, run in zip("-+", runs, strict=True):
         trust = (run.trust, audit_terminal.TRUST_STYLES[run.trust])
         console.print(
@@ -317,8 +304,6 @@ def tail(
 
 
 def write_lines(runs: list[RunSummary]) -> None:
-    """Write one JSON object per line."""
-
     for run in runs:
         sys.stdout.write(json.dumps(run.to_dict()) + "\n")
     sys.stdout.flush()
@@ -342,7 +327,7 @@ def _new_runs(
             if shown.get(place) == state:
                 continue
             looks = waiting[place] = waiting.get(place, 0) + 1
-            if (run.trust == Trust.UNSIGNED or run.outcome == UNFINISHED) and looks < UNSIGNED_LOOKS:
+            if (run.trust == Trust.UNSIGNED or run.ended_ns is None) and looks < UNSIGNED_LOOKS:
                 continue
             shown[place] = state
             del waiting[place]
@@ -355,37 +340,26 @@ def _new_runs(
 # events
 
 
-class EventFormat(StrEnum):
-    """How events are written."""
-
-    JSONL = "jsonl"
-    ECS = "ecs"
-
-
-def event_lines(index: Index, runs: list[RunSummary], shape: EventFormat) -> Iterator[str]:
-    """Yield the lines of all runs. A run that cannot be read has one line that says so."""
-    for summary in runs:
-        yield from lines_of(index, summary, "ecs" if shape is EventFormat.ECS else "jsonl")
-
-
 def events(
     directory: Dir = None,
     *,
     filters: FilterFlags,
     shape: Annotated[
-        EventFormat, typer.Option("--format", help="jsonl: all that is recorded; ecs: Elastic Common Schema.")
-    ] = EventFormat.JSONL,
+        Literal["jsonl", "ecs"],
+        typer.Option("--format", help="jsonl: all that is recorded; ecs: Elastic Common Schema."),
+    ] = "jsonl",
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.")] = None,
     key: KeyFiles = None,
 ) -> None:
     """Write runs for another system, such as a SIEM: a line of JSON for each start, call and end, with its trust."""
     with opened(directory, key) as index:
-        lines = event_lines(index, index.runs(filters.filter()), shape)
+        runs = index.runs(filters.filter())
+        lines = (f"{line}\n" for run in runs for line in index.event_lines(run, shape))
         if output is None:
-            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.writelines(lines)
             sys.stdout.flush()
             return
-        write_output(output, (f"{line}\n" for line in lines))
+        write_output(output, lines)
 
 
 # replay
@@ -457,7 +431,6 @@ def read_secrets(names: Sequence[str]) -> list[str]:
 
 
 def recorded_runs(target: list[str]) -> list[RecordedRun]:
-    """Load the runs to replay."""
     directory, wanted = split_target(target)
     with Index(directory) as index:
         if wanted != ALL:
@@ -485,17 +458,17 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
-    from toolcell.control import replay, runtime_options  # with the tools: the other commands load neither
+    from toolcell.control import replay  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:
         done: list[Replay] = []
         at = 0
         while at < len(runs):
-            options = runtime_options(runs[at])
+            options = runs[at].runtime_options()
             pool = PoolConfig(warm=min(2, len(runs) - at))
             async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
-                while at < len(runs) and runtime_options(runs[at]) == options:
+                while at < len(runs) and runs[at].runtime_options() == options:
                     watch.doing = f"replaying {at + 1} of {len(runs)}"
                     hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
                     done.append(await replay(runtime, runs[at], **given, **hooks))
@@ -514,7 +487,6 @@ class Steps:
         self._is_on = start <= 1
 
     def call(self, index: int, call: RecordedCall) -> None:
-        """A call is about to be answered."""
         self._is_on = self._is_on or index >= self._start
         if not self._is_on:
             return
@@ -524,14 +496,12 @@ class Steps:
         self._console.print(safe(f"      -> {one_line(json_line(answer), 110)}"))
 
     def log(self, stream: str, text: str) -> None:
-        """The script printed something."""
         if self._is_on:
             for line in text.rstrip("\n").split("\n"):
                 self._console.print(Text.assemble(("      | ", "dim"), safe(line)))
 
 
 def show_replay(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
-    """Write the result of a replay."""
     if done.ok:
         calls = f"{done.answered} of {done.recorded} calls answered from the record"
         partly = "" if done.stopped or not done.not_compared else " as far as it was compared"
@@ -551,7 +521,6 @@ def show_replay(done: Replay, run: RecordedRun, source: str | None, console: Con
 
 
 def place_of(found: Divergence) -> str:
-    """Return a divergence in one line."""
     at = f"call {found.index}" if found.index is not None else found.kind
     of_record = " as recorded" if found.kind == found.MISSING_CALL else ""
     line = f", line {found.line}{of_record}" if found.line is not None else ""

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
 
 from toolcell.audit import (
     AuditLog,
-    BadInput,
     Ed25519Signer,
     Head,
     HmacKey,
     RecordConfig,
     Report,
-    default_key_path,
     key_ranges,
-    read_log_id,
+    load_verifiers,
     receipt,
     removals,
-    save_private,
     verify,
 )
 from toolcell.cli import audit_terminal, exits
@@ -31,6 +29,7 @@ from toolcell.cli.audit_terminal import (
     Dir,
     DirAndRun,
     KeyFiles,
+    check_signer,
     known_keys,
     load_keys,
     opened,
@@ -41,7 +40,7 @@ from toolcell.cli.audit_terminal import (
 from toolcell.cli.flags import AsJson
 from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import output, print_json, safe, stderr, stdout
-from toolcell.errors import UsageError
+from toolcell.errors import BadInput, UsageError
 from toolcell.support.text import one_line
 from toolcell.support.times import parse_time
 
@@ -183,14 +182,17 @@ def prune(
         raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or --record-config with one of them")
     path = record_of(directory)
     keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else given.keep_s
-    config = RecordConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always", key=given.key)
+    config = RecordConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always")
+    signing = sign_with or given.key
+    if signing is not None:
+        check_signer(signing)
+    keys = [*known_keys(key), *load_verifiers(signing, is_needed=False)]
     if dry_run:
-        keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
         found = removals(path, config, keys)
     else:
-        read_log_id(path)
-        with AuditLog(path, key=sign_with, config=config) as log:
-            found = [each for each in log.prune() if each.chain != log.chain or each.count]
+        path.id()
+        with AuditLog(path, key=signing, config=config) as log:
+            found = [each for each in log.prune(keys) if each.chain != log.chain or each.count]
     if as_json:
         print_json([each.to_dict() for each in found])
         return
@@ -213,15 +215,9 @@ def keygen(
     hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of ")] = False,
 ) -> None:
     """Create a signing key: an Ed25519 pair, FILE and FILE.pub. Existing files are not overwritten."""
+    signer = HmacKey.generate() if hmac else Ed25519Signer.generate()
     try:
-        if hmac:
-            signer: Any = HmacKey.generate()
-            save_private(file, signer.to_text())
-        else:
-            signer = Ed25519Signer.generate()
-            save_private(file, signer.private_text())
-            save_private(public := file.with_name(f"{file.name}.pub"), signer.to_text())
-            public.chmod(0o644)
+        signer.save(file)
     except FileExistsError as exc:
         raise UsageError(f"{exc.filename2 or file} exists; keys are never overwritten") from exc
     stderr().print(safe(f"{file}: {signer.algorithm} key {signer.key_id}"))
@@ -233,12 +229,11 @@ def keys(directory: Dir = None, *, key: KeyFiles = None, as_json: AsJson = False
     Keys that `rotate` replaced are found beside ours.
     """
     found = key_ranges.key_ranges(record_of(directory), known_keys(key))
-    output([each.to_dict() for each in found], as_json, lambda: show_ranges(found))
+    output([asdict(each) for each in found], as_json, lambda: show_ranges(found))
     raise typer.Exit(exits.BROKEN if any(each.state == key_ranges.FORGED for each in found) else exits.OK)
 
 
 def show_ranges(found: list[key_ranges.KeyRange]) -> None:
-    """Write one line per range."""
     console = stdout()
     for each in found:
         what = f"{each.signatures} signatures" if each.key else "no signature"
@@ -277,9 +272,7 @@ def rotate(
     The old key is kept as FILE.ID, to verify with. Programs that have a record open use the old key until they open it
     again.
     """
-    path = file or default_key_path()
-    old, new = key_ranges.rotate(path, directories or [record_of()], algorithm or "")
-    kept = key_ranges.retired_key_path(path, old.key_id)
-    said = safe(f"{path}: {new.algorithm} key {new.key_id}; {kept}: the old one, to verify with")
+    path, old, new = key_ranges.rotate(file, directories or [record_of()], algorithm or "")
+    said = safe(f"{path}: {new.algorithm} key {new.key_id}; {path}.{old.key_id}: the old one, to verify with")
     made = {"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm}
     output(made, as_json, lambda: stderr().print(said))

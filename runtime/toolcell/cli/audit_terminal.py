@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +19,6 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit import (
-    UNFINISHED,
-    WHERE_KEYS_ARE,
-    BadInput,
     Filter,
     Index,
     RecordDatabase,
@@ -33,15 +29,15 @@ from toolcell.audit import (
     Trust,
     Verifier,
     database_of,
-    default_key_path,
-    json_line,
-    key_ranges,
+    load_signer,
     load_verifier,
-    read_log_id,
+    load_verifiers,
     receipt,
 )
 from toolcell.cli.terminal import safe, table, write_text
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import AuditError, BadInput, UsageError
+from toolcell.results import standing_of
+from toolcell.support.data_text import json_line
 from toolcell.support.files import write_named
 from toolcell.support.text import counted, duration, one_line, size, with_line
 from toolcell.support.times import parse_time
@@ -72,7 +68,7 @@ def record_of(named: str | None = None) -> RecordDatabase:
         return database_of(named)
     directory = database_of(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_FILE)
     try:
-        read_log_id(directory)
+        directory.id()
     except BadInput as exc:
         raise UsageError(f"{exc}; name the record's file (to `verify`, or a receipt) or set $TOOLCELL_AUDIT") from exc
     return directory
@@ -85,28 +81,30 @@ def load_keys(files: list[Path] | None) -> list[Verifier]:
         UsageError: a file cannot be read, or is not a key.
     """
     try:
-        if files:
-            return [load_verifier(path) for path in files]
-        path = default_key_path()
-        return [load_verifier(path), *key_ranges.retired_keys(path)]
+        return [load_verifier(path) for path in files] if files else load_verifiers()
     except AuditError as exc:
-        hint = "" if files else f"; name the key to check signatures with, --key FILE: {WHERE_KEYS_ARE}"
-        raise UsageError(f"{exc}{hint}") from exc
+        raise UsageError(f"{exc}{'' if files else '; name it with --key FILE'}") from exc
+
+
+def check_signer(file: Path) -> None:
+    """Check that a named key can sign.
+
+    Raises:
+        UsageError: the file cannot be read, or is not such a key.
+    """
+    try:
+        load_signer(file)
+    except AuditError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def known_keys(files: list[Path] | None) -> list[Verifier]:
-    """Load the keys named, or our own if there is one. Without a key, runs are shown as unverified.
+    """Load the keys named, or our own as far as they can be read. Without a key, runs are shown as unverified.
 
     Raises:
         UsageError: a key that was named cannot be read.
     """
-    if files:
-        return load_keys(files)
-    path = default_key_path()
-    found = key_ranges.retired_keys(path)
-    with suppress(AuditError):
-        found.insert(0, load_verifier(path))
-    return found
+    return load_keys(files) if files else load_verifiers(is_needed=False)
 
 
 def split_target(target: list[str]) -> tuple[RecordDatabase, str]:
@@ -196,11 +194,8 @@ def write_output(path: Path, pieces: Iterable[str]) -> None:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
 
-@contextmanager
-def opened(path: str | RecordDatabase | None, key: list[Path] | None = None) -> Iterator[Index]:
-    """Open a record to read."""
-    with Index(path if isinstance(path, RecordDatabase) else record_of(path), known_keys(key)) as index:
-        yield index
+def opened(path: str | RecordDatabase | None, key: list[Path] | None = None) -> Index:
+    return Index(path if isinstance(path, RecordDatabase) else record_of(path), known_keys(key))
 
 
 BAR_CELLS = 28
@@ -227,7 +222,7 @@ COUNTED = ("events", "runs", "checkpoints")
 HOST_COLUMNS = ("host", "requests", "runs", "failed", "secrets", "last")
 TOOL_COLUMNS = ("tool", "calls", "failed", "median", "95 %", "in all")
 
-_GOOD = frozenset({"ok", "pending"})
+STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
 _FULL, _LIGHT = "█", "▏"
 
 
@@ -251,8 +246,7 @@ def in_column(text: str, columns: int) -> str:
 
 
 def style_of(status: str) -> str:
-    """Green for good, yellow for unfinished, red for the rest."""
-    return "green" if status in _GOOD else "yellow" if status == UNFINISHED else "red"
+    return STYLES[standing_of(status)]
 
 
 # The list
@@ -338,7 +332,7 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "for", for_whom
     yield from ((name, value) for name, value in who.items() if not name.startswith("for "))
     yield from (("runs", line) for line in run.family_lines())
-    yield from run.decision_lines(json_line)
+    yield from run.decision_lines()
     if run.isolation.get("backend"):
         layers = run.isolation.get("layers") or {}
         yield "isolation", f"{run.isolation['backend']}, {len(layers)} layers: {' '.join(layers)}"
@@ -422,8 +416,8 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
 def _show_call(call: RecordedCall, console: Console, most: int) -> None:
     if call.origin != "code" or most > SHORT.value_chars:
         console.print(safe(f"       {one_line(call.place, most)}", "dim"))
-    for label, text in call.lines(json_line):
-        style = "" if label == "answer" else "dim" if call.status in _GOOD else style_of(call.status)
+    for label, text in call.lines():
+        style = "" if label == "answer" else "dim" if standing_of(call.status) == "good" else style_of(call.status)
         name = "->" if label == "answer" else safe(one_line(label, 40))
         console.print(Text.assemble("       ", (str(name), "dim"), " ", safe(one_line(text, most), style)))
 
@@ -468,7 +462,6 @@ def _show_end(run: RecordedRun, console: Console, most: int) -> None:
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Write where requests went, and with which secrets."""
     shown = table(*HOST_COLUMNS, no_wrap=HOST_COLUMNS)
     for row in rows:
         shown.add_row(
@@ -483,7 +476,6 @@ def show_hosts(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def show_stats(stats: Mapping[str, Any], console: Console) -> None:
-    """Write counts of outcomes, tools and days."""
     runs = stats["runs"]
     times = f"{duration(stats['wall_s'])} in all, cpu {duration(stats['cpu_s'])}"
     console.print(Text.assemble((counted(runs, "run"), "bold"), f" of {counted(stats['scripts'], 'script')}, {times}"))
@@ -521,7 +513,6 @@ def show_stats(stats: Mapping[str, Any], console: Console) -> None:
 
 
 def show_report(report: Report, console: Console) -> None:
-    """Write the findings of `verify`, or that there are none."""
     for finding in report.findings[:MAX_FINDINGS]:
         chain = one_line(f"chain {finding.chain}", 40) if finding.chain else "the file"
         where = f"{chain}, event {finding.seq}" if finding.seq is not None else chain

@@ -18,7 +18,8 @@ from toolcell.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from toolcell.builtin import Store, ToolPackage
+    from toolcell.builtin import Store
+    from toolcell.builtin.package import ToolPackage
     from toolcell.runtime import Runtime
     from toolcell.tools import ToolRegistry
 
@@ -98,7 +99,6 @@ class Dependencies:
 
     @property
     def store(self) -> Store:
-        """The store of all packages."""
         if self._store is None:
             self._store = open_store(self._flags.store, is_written=True)
         return self._store
@@ -204,7 +204,6 @@ async def _close_stores() -> None:
 
 
 def packages_table() -> Table:
-    """Return the packages as a table for a terminal."""
     from toolcell.builtin.catalogue import all_packages
 
     shown = table("package", "tools", "needs", "install")

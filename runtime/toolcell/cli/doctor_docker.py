@@ -11,7 +11,7 @@ from toolcell.cli.engine import GET_ENGINE, engine, host
 from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker import DaemonInfo
+    from toolcell.sandbox.docker import EngineClient
     from toolcell.sandbox.docker.images import reference
 
 GET_GVISOR = (
@@ -31,10 +31,9 @@ def examine() -> dict[str, Any]:
     """Describe the engine, if there is one. It is optional: the process backend needs none."""
     try:
         with engine() as client:
-            from toolcell.sandbox.docker import call_api
             from toolcell.sandbox.docker.images import reference
 
-            return describe(host(), client.info, call_api(client.api.info), reference.list_images(client))
+            return describe(host(), client, reference.list_images(client))
     except SandboxUnavailable as exc:
         return no_engine(host(), str(exc))
 
@@ -45,10 +44,9 @@ def no_engine(where: str, why: str) -> dict[str, Any]:
     return {"host": where, "daemon": None, "missing": [{"what": what, "fix": GET_ENGINE if what != why else ""}]}
 
 
-def describe(
-    where: str, info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[reference.ImageRef]
-) -> dict[str, Any]:
-    """Describe an engine and what sandboxes miss in it. `daemon`: the answer of GET /info."""
+def describe(where: str, client: EngineClient, found: Sequence[reference.ImageRef]) -> dict[str, Any]:
+    """Describe an engine and what sandboxes miss in it."""
+    info = client.info
     return {
         "host": where,
         "daemon": f"{'Podman' if info.is_podman else 'Docker'} {info.version}",
@@ -62,15 +60,15 @@ def describe(
             {"tag": each.tag, "guest": each.guest_version, "current": each.is_current, "size_bytes": each.size_bytes}
             for each in found
         ],
-        "missing": [{"what": what, "fix": fix} for what, fix in missing(info, daemon, found)],
+        "missing": [{"what": what, "fix": fix} for what, fix in missing(client, found)],
     }
 
 
-def missing(info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[reference.ImageRef]) -> list[tuple[str, str]]:
-    """Return what is missing and how to get it."""
+def missing(client: EngineClient, found: Sequence[reference.ImageRef]) -> list[tuple[str, str]]:
     from toolcell.sandbox.docker.images import reference
 
-    wanted = [lack for name, lack in NEEDED.items() if daemon.get(name) is False]
+    info = client.info
+    wanted = [NEEDED[name] for name in info.cannot_limit]
     if not any("seccomp" in each for each in info.security):
         wanted.append(("the engine has no seccomp", "boot a kernel with CONFIG_SECCOMP_FILTER"))
     if not info.has_init:

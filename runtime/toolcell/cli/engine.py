@@ -21,7 +21,6 @@ GET_ENGINE = (
 
 
 def host() -> str:
-    """Return the address of the engine."""
     return os.environ.get("DOCKER_HOST") or LOCAL
 
 

@@ -45,7 +45,6 @@ class Watch:
         self._message = ""
 
     def say(self, text: str) -> None:
-        """Show the last line of what the script printed or reported."""
         lines = text.strip().splitlines()
         self._message = lines[-1] if lines else self._message
 
@@ -78,7 +77,6 @@ class Printed:
         """True when a stream was closed, or its disk is full. The exit status says so in the end."""
 
     def add(self, stream: str, text: str) -> None:
-        """Write the next text."""
         if text:
             self._last = stream, text
             self._texts.put(self._last)

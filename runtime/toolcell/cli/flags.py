@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from toolcell.cli.arguments import LIMITS_FILE, described_limits, limit_flags, make_limits
+from toolcell.cli.conversion import Command, Group
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits
 
@@ -25,7 +25,7 @@ Register = Callable[[typer.Typer, str], None]
 """Adds what a module has to the command line, under a name."""
 
 
-class NamingCommand(TyperCommand):
+class NamingCommand(Command):
     """A command whose usage errors show the wrong value, as in `--wall-s abc`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -63,7 +63,7 @@ def group(
     commands: Mapping[str, Callable[..., None]],
     *,
     hidden: Collection[str] = (),
-    cls: type[TyperGroup] = TyperGroup,
+    cls: type[Group] = Group,
     **options: Any,
 ) -> Register:
     """Return what adds a command with commands of its own. `options` of each of them are typer's."""

@@ -16,7 +16,7 @@ from toolcell.cli.execution import Watch, run_watched, showing_installation
 from toolcell.cli.flags import AsJson, group
 from toolcell.cli.terminal import output, print_json, safe, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import build, check, debian_base, reference
+from toolcell.sandbox.docker.images import build, check, reference
 
 SUMMARY = """Build, list and check images for `backend="docker"`.
 
@@ -34,8 +34,8 @@ def build_image(
         str | None, typer.Option(metavar="IMAGE", help=f"Build on this image [default: {build.DEFAULT_BASE}].")
     ] = None,
     debian: Annotated[bool, typer.Option("--debian", help="Build on Debian packages; needs no registry.")] = False,
-    suite: Annotated[str, typer.Option(help="Debian release.")] = debian_base.SUITE,
-    mirror: Annotated[str, typer.Option(help="Debian mirror.")] = debian_base.MIRROR,
+    suite: Annotated[str, typer.Option(help="Debian release.")] = build.SUITE,
+    mirror: Annotated[str, typer.Option(help="Debian mirror.")] = build.MIRROR,
     data: Annotated[bool, typer.Option("--data", help="Also build python-data: numpy, pandas, and so on.")] = False,
     shell: Annotated[bool, typer.Option("--shell", help="Also build shell: a shell and small programs.")] = False,
     service: Annotated[
@@ -140,7 +140,6 @@ def _watched(doing: str, work: Any) -> Any:
 
 
 def as_dict(image: reference.ImageRef) -> dict[str, Any]:
-    """Return an image as JSON data."""
     return {
         "tag": image.tag,
         "id": image.id,

@@ -48,13 +48,8 @@ def manifest(
 
     if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
         raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
-    settings = PodSettings(
-        image,
-        _limits(memory, disk),
-        sandboxes=sandboxes,
-        cpus=cpus,
-        runtime_class=runtime_class,
-    )
+    limits = _limits(memory, disk)
+    settings = PodSettings(image, limits=limits, sandboxes=sandboxes, cpus=cpus, runtime_class=runtime_class)
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
     shown = {"apiVersion": "v1", "kind": "List", "items": objects}
     output(shown, as_json, lambda: typer.echo(_yaml(objects), nl=False))

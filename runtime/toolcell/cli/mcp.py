@@ -62,7 +62,6 @@ class HttpFlags:
             raise UsageError("--token-file, --allow-host and --allow-origin are about HTTP; add --http HOST:PORT")
 
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
-        """Serve until cancelled."""
         from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
         from toolcell.support.asgi import allow_connections, listening
 

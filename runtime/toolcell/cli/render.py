@@ -32,7 +32,6 @@ def show_result(result: ExecutionResult, source: str, out: Console, err: Console
 
 
 def show_value(value: Any, console: Console) -> None:
-    """Write a text as it is, everything else as JSON."""
     write_text(console, value_text(value))
 
 
@@ -123,7 +122,6 @@ def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
 
 
 def call_arguments(args: Mapping[str, Any]) -> str:
-    """Return arguments as they are written in a call."""
     return ", ".join(f"{name}={value!r}" for name, value in args.items())
 
 

@@ -63,7 +63,6 @@ def words(tools: Iterable[str]) -> list[str]:
 
 
 def completer(tools: Iterable[str]) -> Any:
-    """Return what completes the name before the cursor."""
     from prompt_toolkit.completion import WordCompleter
 
     return WordCompleter(words(tools), pattern=WORD)
@@ -156,8 +155,7 @@ def repl(
 
         async with opened_dependencies(), Runtime(**options) as runtime:
             with showing_installation(Watch()):
-                read = reader(tool_names(runtime), history)
-                await run_repl(runtime, read, stdout(), stderr(), output_dir)
+                await run_repl(runtime, reader(tool_names(runtime), history), stdout(), stderr(), output_dir)
 
     with output_folder(output_dir):
         options = settings.options(builtins) | {"limits": limits}
@@ -248,14 +246,12 @@ def save(result: ExecutionResult, folder: Path, err: Console) -> None:
 
 
 def tool_names(runtime: Runtime) -> list[str]:
-    """Return the names of the tools that scripts may call."""
     from toolcell.calls.options import Origin
 
     return [tool.name for tool in runtime.registry.definitions(Origin.CODE)]
 
 
 def show_help(name: str, runtime: Runtime, out: Console) -> None:
-    """Describe a tool, or list them all."""
     wanted, detail = ([name.removeprefix("tools.")], "full") if name else (None, "signatures")
     try:
         write_text(out, runtime.registry.describe_tools(wanted, detail=detail) or "no tools; --tools FILE adds some")

@@ -28,7 +28,7 @@ from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.places import output_folder, save_files
 from toolcell.cli.terminal import print_json, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
-from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
+from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.support.text import for_terminal, one_line
 
@@ -253,8 +253,10 @@ def execute(
     shows_output: bool = False,
 ) -> ExecutionResult:
     """Open a runtime for one script and run it. `shows_output`: what it prints is written as it comes."""
+    from toolcell.cli import early_zygote
+
     registry = servers.with_registry(options["registry"])
-    options = options | {"backend": _started_early(options), "registry": registry}
+    options = options | {"backend": early_zygote.backend_for(options), "registry": registry}
     from toolcell.calls.call import RunContext
     from toolcell.runtime import Runtime
 
@@ -278,22 +280,6 @@ def execute(
             )
 
     return run_watched(work)
-
-
-def _started_early(options: dict[str, Any]) -> Any:
-    """Return the backend for `Runtime`. In the plain case its zygote starts while the rest is imported."""
-    policy: Policy = options["policy"]
-    is_plain = options["backend"] == "process" and policy.profile == "auto" and options["record"] is None
-    if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
-        return options["backend"]
-    from toolcell.sandbox.process import AutoBackend
-
-    backend = AutoBackend(policy=policy, preload=options["preload"], frame_bytes=options["limits"].frame_bytes)
-    try:
-        backend.spawn()
-    except (OSError, SandboxUnavailable):
-        return options["backend"]  # opening it says what is missing
-    return backend
 
 
 def tool_error_listener() -> Callable[[Event], None]:

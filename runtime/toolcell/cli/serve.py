@@ -111,7 +111,6 @@ class TenantFlags:
     warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None
 
     def settings(self, servers: McpFlags, limits: Limits) -> dict[str, Any]:
-        """Return the settings that were given."""
         given = {
             "tools": tuple(self.tools or ()),
             "packages": split(self.packages),
@@ -184,7 +183,6 @@ class _Lines(logging.Handler):
         self._thread = daemon_threads.start(self._write, name="toolcell-log")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
         self.say(record.getMessage())
 
     def say(self, text: str | None) -> None:

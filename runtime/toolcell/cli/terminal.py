@@ -27,7 +27,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def stdout() -> Console:
-    """Return a console for the result of a command."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -74,7 +73,6 @@ def safe(text: str, style: str = "") -> Text:
 
 
 def table(*headings: str, no_wrap: Collection[str] = ()) -> Table:
-    """Return an empty table. `no_wrap`: columns that are never broken."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

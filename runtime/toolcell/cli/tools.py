@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import anyio
 import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from toolcell.builtin.catalogue import all_packages
 from toolcell.cli import exits
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
+from toolcell.cli.conversion import Group
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import group
 from toolcell.cli.terminal import output, print_json, safe, stdout, table, write_text
-from toolcell.control import ScriptReport, check_scripts
+from toolcell.control import check_scripts
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
 from toolcell.support.checks import closest
 from toolcell.support.text import one_line
-from toolcell.tools import FOUND, Origin, ToolDefinition, ToolRegistry
+from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 
 # `toolcell tools check`: which saved scripts today's tools would break, and how.
 
@@ -47,11 +47,10 @@ def check(
 
     Exit status: 0 when no script breaks, 1 when one does, 2 for a wrong folder, file or option, 3 without a sandbox.
     """
-    registry = load_registry(sources)
-    registry = registry.merged()  # saved scripts may call each other
+    registry = load_registry(sources).merged()  # saved scripts may call each other
     registry.load_scripts(folder)
 
-    async def work(watch: Watch) -> list[ScriptReport]:
+    async def work(watch: Watch) -> Any:
         watch.doing = "checking"
         return await check_scripts(folder, registry, Runtime, watch.say, every_version=every)
 
@@ -66,15 +65,7 @@ def check(
         raise typer.Exit(exits.FAILED)
 
 
-class Format(enum.StrEnum):
-    """How definitions are written."""
-
-    TABLE = "table"
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
-    MCP = "mcp"
-    PYTHON = "python"
-
+Format = Literal["table", "openai", "anthropic", "mcp", "python"]
 
 SUMMARY = """Tools as a model sees them, and saved scripts that call them.
 
@@ -91,7 +82,7 @@ SEARCH = "search"
 LIST = "list"
 
 
-class ToolCommands(TyperGroup):
+class ToolCommands(Group):
     """`toolcell tools FILE` is short for `toolcell tools list FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -106,7 +97,7 @@ class ToolCommands(TyperGroup):
         """Return the command that is nearly of this name, unless there is a file or module of it."""
         if given in (SEARCH, BUILTIN):
             return ""
-        near = closest(given, [*self.commands, SEARCH, BUILTIN], alike=0.75) or ""
+        near = closest(given, [*self.commands, SEARCH, BUILTIN]) or ""
         is_there = Path(given).exists() or Path(f"{given}.py").exists()
         return near if given.isidentifier() and not is_there and find_spec(given) is None else ""
 
@@ -114,10 +105,10 @@ class ToolCommands(TyperGroup):
 def tools(
     sources: Annotated[list[str], typer.Argument(metavar="FILE|MODULE...", help="Files or modules holding tools.")],
     format: Annotated[Format, typer.Option("--format", "-f", help="A table, a provider's JSON, or Python stubs.")] = (
-        Format.TABLE
+        "table"
     ),
     detail: Annotated[str, typer.Option(help="Plain text instead: names, signatures or full.")] = "",
-    limit: Annotated[int, typer.Option(help="With search: list at most this many.")] = FOUND,
+    limit: Annotated[int, typer.Option(help="With search: list at most this many.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Write name, description and schema as JSON.")] = False,
 ) -> None:
     """List the tools of a file or module as a model sees them.
@@ -127,21 +118,20 @@ def tools(
     that come with toolcell. `toolcell tools search "open an issue" FILE|MODULE...` lists those that fit, best first.
     """
     if sources == [BUILTIN]:
-        packages = [dataclasses.asdict(info) for info in all_packages()]
-        output(packages, as_json, lambda: stdout().print(packages_table()))
+        output([dataclasses.asdict(info) for info in all_packages()], as_json, lambda: stdout().print(packages_table()))
         return
     if sources[0] == SEARCH:
         registry, found = searched(sources[1:], limit)
     else:
         registry = load_registry(sources)
         found = registry.definitions()
-    if format is Format.PYTHON and not as_json:
+    if format == "python" and not as_json:
         detail = detail or "full"
     if detail:
         names = [each.name for each in found]
         write_text(stdout(), registry.describe_tools(names, detail=cast(Any, detail), origin=Origin.MODEL))
         return
-    if format is Format.TABLE and not as_json:
+    if format == "table" and not as_json:
         stdout().print(_table(found))
     else:
         print_json([as_dict(definition, format) for definition in found])
@@ -162,15 +152,15 @@ def searched(given: list[str], limit: int) -> tuple[ToolRegistry, list[ToolDefin
     return registry, anyio.run(partial(registry.search_tools, given[0], limit=limit, origin=Origin.MODEL))
 
 
-def as_dict(definition: Any, format: Format) -> dict[str, Any]:
+def as_dict(definition: ToolDefinition, format: Format) -> dict[str, Any]:
     """Return a definition in a provider's format, or in our own."""
-    match format:
-        case Format.OPENAI:
-            return dict(definition.to_openai())
-        case Format.ANTHROPIC:
-            return dict(definition.to_anthropic())
-        case Format.MCP:
-            return dict(definition.to_mcp())
+    formats: dict[str, Callable[[], Mapping[str, Any]]] = {
+        "openai": definition.to_openai,
+        "anthropic": definition.to_anthropic,
+        "mcp": definition.to_mcp,
+    }
+    if format in formats:
+        return dict(formats[format]())
     return {"name": definition.name, "description": definition.description, "parameters": definition.parameters}
 
 
@@ -183,7 +173,7 @@ def _table(definitions: list[ToolDefinition]) -> Table:
     return shown
 
 
-def arguments(definition: Any) -> str:
+def arguments(definition: ToolDefinition) -> str:
     """Name the arguments with their types; those in brackets may be left out."""
     schema = definition.parameters
     required = set(schema.get("required", ()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from toolcell.audit import read_log_id
 from toolcell.cli.audit_terminal import Dir, KeyFiles, known_keys, record_of
 from toolcell.cli.flags import command
 from toolcell.errors import UsageError
@@ -38,7 +37,7 @@ def ui(
     from toolcell.support.asgi import listening
 
     path = record_of(directory)
-    read_log_id(path)
+    path.id()
     with closing(listening("127.0.0.1", port)) as listener:
         anyio.run(_serve, path, known_keys(key), backend, listener)
 

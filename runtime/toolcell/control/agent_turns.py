@@ -10,12 +10,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Self
 
-from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision
+from toolcell.calls.call import Approvals, Approve, Block, Call, CallableTools, Decision, ResumeDecision
 from toolcell.calls.options import Origin
-from toolcell.control.suspension import IN_DOUBT, ResumeDecision, answer_of, check_ids, recorded
+from toolcell.control.suspension import IN_DOUBT, answer_of, check_ids, recorded
 from toolcell.errors import ResumeError
 from toolcell.journal.approval_tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.journal.identity import digest_of_call, registry_digest, tool_digests
@@ -40,11 +40,16 @@ class TurnApprovals(Approvals):
 
     def __init__(
         self,
+        store: JournalStore,
+        messages: Sequence[Mapping[str, Any]],
+        tools: CallableTools | None,
         decided: Mapping[str, RecordedDecision] | None = None,
         scripts: Mapping[str, tuple[str, dict[str, ResumeDecision]]] | None = None,
         run_id: str = "",
     ) -> None:
-        """`decided`: by the id of the model's call. `scripts`: tokens of scripts, and what was decided about them."""
+        """`messages`: the conversation, to which the run appends. `decided`: by the id of the model's call. `scripts`:
+        tokens of scripts, and what was decided about them."""
+        self._store, self._messages, self._tools = store, messages, tools
         self.is_resumed = decided is not None
         self.run_id = run_id
         """Id of the run that was suspended first; empty when this is a new one."""
@@ -97,37 +102,32 @@ class TurnApprovals(Approvals):
             self.pending[call.call_id] = tuple(replace(each, id=f"{call.call_id}/{each.id}") for each in waiting.calls)
         return result
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a token of a suspended conversation is about."""
-
-    store: JournalStore
-    messages: Sequence[Mapping[str, Any]]
-    tools: CallableTools | None
-
-    def suspend(self, run_id: str, approvals: TurnApprovals) -> Suspension:
+    def suspend(self, run_id: str) -> Suspension:
         """Return the suspension of the calls that wait, with its token."""
-        order = [call["id"] for message in self.messages for call in message.get("tool_calls") or ()]
-        waiting = sorted(approvals.pending.items(), key=lambda item: order.index(item[0]))
+        order = [call["id"] for message in self._messages for call in message.get("tool_calls") or ()]
+        waiting = sorted(self.pending.items(), key=lambda item: order.index(item[0]))
         calls = tuple(each for _, pending in waiting for each in pending)
-        expires = time.time() + self.store.token_s
+        expires = time.time() + self._store.token_s
         token = make_token(
-            self.store.key,
+            self._store.key,
             token_id=os.urandom(12).hex(),
             run=run_id,
-            source=_digest([self.messages, approvals.tokens]),
-            tools=self._tools_digest(),
+            source=_digest([self._messages, self.tokens]),
+            tools=_tools_digest(self._tools),
             expires=expires,
             calls=calls,
         )
-        text = f'{{"{OF_AGENT}": {token}, "scripts": {json.dumps(approvals.tokens)}}}'
-        return Suspension(run_id, calls, expires, text)
+        return Suspension(run_id, calls, expires, f'{{"{OF_AGENT}": {token}, "scripts": {json.dumps(self.tokens)}}}')
 
-    def _tools_digest(self) -> str:
-        return registry_digest(tool_digests(self.tools, Origin.MODEL) if self.tools is not None else {})
-
-    def approvals(self, given: str | Suspension, decisions: Mapping[str, ResumeDecision]) -> TurnApprovals:
+    @classmethod
+    def resumed(
+        cls,
+        store: JournalStore,
+        messages: Sequence[Mapping[str, Any]],
+        tools: CallableTools | None,
+        given: str | Suspension,
+        decisions: Mapping[str, ResumeDecision],
+    ) -> Self:
         """Return the approvals with which the conversation goes on. The token is used up by that.
 
         Raises:
@@ -141,10 +141,10 @@ class Turn:
             inner, scripts = json.dumps(outer[OF_AGENT]), dict(outer["scripts"])
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
             raise ResumeError(foreign_text(text, is_for_agent=True)) from exc
-        token = read_token(inner, self.store.key)
-        if token["source"] != _digest([self.messages, scripts]):
+        token = read_token(inner, store.key)
+        if token["source"] != _digest([messages, scripts]):
             raise ResumeError("the agent's conversation is not the one that was suspended; set agent.messages to it")
-        if token["tools"] != self._tools_digest():
+        if token["tools"] != _tools_digest(tools):
             raise ResumeError("the agent has other tools than when it was suspended; resume it with those")
         known = {row["id"]: PendingCall(**row) for row in token["calls"]}
         check_ids(decisions, known)
@@ -155,13 +155,16 @@ class Turn:
             of_scripts[ident] = script, mine
         waiting = {name: known[name] for name in decisions}
         decided = {name: recorded(decisions[name], each, each.reason == IN_DOUBT) for name, each in waiting.items()}
-        _use_once(self.store, str(token["token"]), str(token["run"]))
-        return TurnApprovals(decided, of_scripts, str(token["run"]))
+        _use_once(store, str(token["token"]), str(token["run"]))
+        return cls(store, messages, tools, decided, of_scripts, str(token["run"]))
+
+
+def _tools_digest(tools: CallableTools | None) -> str:
+    return registry_digest(tool_digests(tools, Origin.MODEL) if tools is not None else {})
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _use_once(store: JournalStore, token: str, run: str) -> None:

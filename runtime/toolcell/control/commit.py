@@ -12,14 +12,17 @@ from toolcell.calls.placeholders import DryRun, effects_in, with_results
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.run_state import Lineage
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, arguments_of, known_arguments
-from toolcell.control.kept_drafts import MADE, START, DraftJournal
+from toolcell.control.suspension import recorded_answer
 from toolcell.errors import AuditError, ToolAbort, UsageError
-from toolcell.journal.identity import digest_of_call
-from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
+from toolcell.journal.identity import digest_of_call, options_of
+from toolcell.journal.ledger import Journal
+from toolcell.journal.replay import JournalEntry
+from toolcell.results import EffectResult, EffectStatus, cut_in_listing
 from toolcell.support.checks import brief
 from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.messages import HTTP_READ
+from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.messages import HTTP_READ, ToolFail, ToolReturn
 
 
 def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:
@@ -68,15 +71,12 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 class Commit(DryRun):
     """Makes the effects of one draft. For each it is the `DryRun` of its call: it lets the approved call run."""
 
-    def __init__(self, draft: Draft, context: RunContext, file: DraftJournal | None = None) -> None:
-        """`file`: on disk; what was made is recorded there, and not made again."""
-        self._draft = draft
-        self._run = context
+    def __init__(self, draft: Draft, context: RunContext, journal: Journal) -> None:
+        """`journal`: has the effects that are to be made. What it answers is not made again."""
+        self._draft, self._run, self._journal = draft, context, journal
         self._making: Collected | None = None
-        self._has_run = False
         self.results: dict[str, Any] = {}
         """What the effects returned that were made."""
-        self._file = file
 
     # What the pipeline asks
 
@@ -98,51 +98,44 @@ class Commit(DryRun):
         if not _are_planned(call, planned, tool, self._draft.key):
             message = "its arguments would not be those of the draft: a hook, or the tool's preparation, changed them"
             return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
-        if self._file is not None:
-            self._file.write(START, call.call_id)  # before it has an effect
-        self._has_run = True
+        self._journal.start(self._journal.current[call.call_id])  # before it has an effect
         return tool
 
     # Making
 
-    async def make(self, chosen: set[str]) -> list[EffectResult]:
-        """Make the chosen effects in order, until one fails."""
+    async def make(self) -> list[EffectResult]:
+        """Make the approved effects in order, until one fails."""
         rows, is_stopped = list[EffectResult](), False
-        for each in self._draft.collected:
+        for number, each in enumerate(self._draft.collected, 1):
             ident, call, error = each.id, each.call, ""
             args = self._run.secrets.shown(with_results(dict(call.args), self._draft.key, self.results))
-            status: EffectStatus = "not approved" if ident not in chosen else "not made"
-            if status == "not made" and not is_stopped:
-                status, error = await self._one(each)
+            entry = self._journal.entries.get(number)
+            status: EffectStatus = "not approved" if entry is None else "not made"
+            if entry is not None and not is_stopped:
+                status, error = await self._one(each, entry)
                 is_stopped = status != "made"
             rows.append(
                 EffectResult(ident, call.name, args=args, status=status, value=self.results.get(ident), error=error)
             )
         return rows
 
-    async def _one(self, effect: Collected) -> tuple[EffectStatus, str]:
+    async def _one(self, effect: Collected, entry: JournalEntry) -> tuple[EffectStatus, str]:
         """Make one effect, unless a commit that was cut short has made it."""
-        file, ident = self._file, effect.id
-        if file is not None and ident in file.made:
-            known, value = file.made[ident]
-            if known == "made":
-                self.results[ident] = value
-                return "made", ""
-            return "failed", str(value)
-        result = await self._make_effect(effect)
+        result = await recorded_answer(entry, options_of(effect.call.registry, entry.tool), None)
+        if result is None:
+            self._journal.ask(effect.id, entry.tool, None, entry)
+            result = await self._make_effect(effect)
+            if entry.is_started and self._journal.file is not None:
+                self._journal.keep_answer(entry, _frame(entry.number, result))
+                if self._journal.lost:
+                    raise OSError(self._journal.lost)
         if result.is_error:
-            status: EffectStatus = "failed" if self._has_run else "refused"
-            if file is not None and self._has_run:
-                file.write(MADE, ident, status, result.message)
-            return status, result.message
-        self.results[ident] = result.guest_value()
-        if file is not None:
-            file.write(MADE, ident, "made", to_plain(self.results[ident], "result"))
+            return ("failed" if entry.is_started else "refused"), result.message
+        self.results[effect.id] = result.guest_value()
         return "made", ""
 
     async def _make_effect(self, effect: Collected) -> ToolResult:
-        call, self._has_run = effect.call, False
-        self._making = effect
+        call, self._making = effect.call, effect
         self._run.state.labels.add(effect.labels)
         args = call.raw_args
         if effects_in(arguments_of(call), self._draft.key):
@@ -154,6 +147,17 @@ class Commit(DryRun):
             return await again(call, args, effect.id, self._run, self)
         except (ToolAbort, AuditError) as exc:
             return ToolResult.fail(f"the call ended the commit: {exc}", code=ErrorCode.UNAVAILABLE)
+
+
+def _frame(number: int, result: ToolResult) -> bytes:
+    error = result.error
+    if error is None or not result.is_error:
+        return encode(ToolReturn(number, to_plain(result.guest_value(), "result")), LONGEST)
+    return encode(ToolFail(number, str(error.code), result.message, error.retryable, {}), LONGEST)
+
+
+LONGEST: Final = 1 << 31
+"""Bytes of a frame that is not sent."""
 
 
 def _are_planned(call: Call, effect: Collected, tool: RegisteredTool, key: str) -> bool:

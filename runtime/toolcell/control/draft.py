@@ -17,16 +17,14 @@ from toolcell.calls.run_state import RunLink
 from toolcell.calls.schema import OF_RESULTS
 from toolcell.calls.values import BadValue, copy_arguments
 from toolcell.errors import UnknownId, UsageError
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import Effect, effects_digest, shown_effects
+from toolcell.results import Effect, ExecutionResult, effects_digest, shown_effects
 from toolcell.support.checks import brief
 from toolcell.support.host_work import KEPT_BYTES, about_bytes
 from toolcell.support.lru import Lru
 from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
-from toolcell.tools.adapters import preview_of
 from toolcell.tools.pipeline import validate
-from toolcell.tools.spec import RegisteredTool, compile_tool
+from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
 DRAFT_S: Final = 86_400.0
@@ -135,7 +133,7 @@ class Draft(DryRun):
         )
         call.warnings = (*call.warnings, COLLECTED)
         if tool.options.preview is not None and not depends_on:
-            return preview_of(tool)
+            return tool.preview()
         return self._stand_in(self.collected[-1].id)
 
     def _stand_in(self, effect: str) -> ToolResult:
@@ -279,8 +277,7 @@ class Drafts:
         if isinstance(given, ExecutionResult):
             if not given.draft_id:
                 raise UsageError(f"run {given.run_id} was not a dry run: what it wrote is written; write dry_run=True")
-            draft = self._drafts.get(given.draft_id)
-            if draft is None:
+            if (draft := self._drafts.get(given.draft_id)) is None:
                 raise UnknownId(
                     f"this Runtime has no draft of run {given.run_id}: it was made in another one, or is not among its "
                     f"last {DRAFTS} with at most {KEPT_BYTES} bytes together; make another dry run here"
@@ -293,11 +290,10 @@ class Drafts:
 
 def _effect(collected: Collected, draft_id: str) -> Effect:
     call = collected.call
-    args = call.run.secrets.shown(dict(call.args)) if call.run.secrets else call.args
     return Effect(
         collected.id,
         call.name,
-        args=args,
+        args=call.run.secrets.shown(dict(call.args)) if call.run.secrets else call.args,
         line=collected.line,
         depends_on=collected.depends_on,
         reason=call.approval_reason,
@@ -360,8 +356,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, Any]) -> RegisteredTool:
-    """Return the tool without some of its parameters."""
     schema["properties"] = {name: part for name, part in _properties(schema).items() if name not in names}
     schema["required"] = [name for name in schema.get("required", ()) if name not in names]
     definition = ToolDefinition(tool.name, tool.definition.description, schema)
-    return compile_tool(dataclasses.replace(tool.spec, definition=definition, decode=None, prepare=None))
+    return dataclasses.replace(tool.spec, definition=definition, decode=None, prepare=None).compile()

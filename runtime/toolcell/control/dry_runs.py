@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,19 +14,19 @@ from toolcell.calls.context import share_labels
 from toolcell.calls.placeholders import DryRun, RecordedDryRun
 from toolcell.calls.reverts import MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink
+from toolcell.config import OnApproval
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
 from toolcell.errors import UsageError
-from toolcell.journal.identity import options_of
 from toolcell.journal.store import JournalStore
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import CommitResult, EffectResult
-from toolcell.run.options import OnApproval, RunOptions
+from toolcell.results import CommitResult, EffectResult, ExecutionResult
+from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
 
 if TYPE_CHECKING:
-    from toolcell.control.kept_drafts import DraftJournal, EffectDecision
+    from toolcell.control.kept_drafts import EffectDecision
+    from toolcell.journal.ledger import Journal
 
 
 class DryRuns:
@@ -83,22 +82,23 @@ class DryRuns:
         """Make the effects of a dry run; see `Runtime.commit`."""
         from toolcell.control.commit import approved_ids, settled
         from toolcell.control.kept_drafts import settle_doubt
+        from toolcell.journal.ledger import Journal
 
         registry = self._runs.tools(options.tools)
         context = options.context
         is_kept = self._journals.is_durable
-        file = await daemon_threads.run_sync(self._draft_on_disk, draft) if is_kept else self._draft_on_disk(draft)
+        kept = await daemon_threads.run_sync(self._draft_on_disk, draft) if is_kept else self._draft_on_disk(draft)
+        journal = kept or Journal("")
         try:
-            found, value, has_value = self._find_draft(draft, file, registry, context)
-            if file is not None and file.chosen is not None:
-                chosen = set(file.chosen)
+            found, value, has_value = self._find_draft(draft, kept, registry, context)
+            if journal.entries:
+                chosen = {found.collected[number - 1].id for number in journal.entries}
             else:
                 digest = draft.draft_digest if isinstance(draft, ExecutionResult) else ""
                 chosen = approved_ids(found, approve, digest)
-            if file is not None:
-                settle_doubt(file, found, decisions, partial(options_of, registry))
-            elif decisions:
+            if decisions and kept is None:
                 raise UsageError("decisions= are about effects in doubt, and this draft has none")
+            settle_doubt(journal, found, decisions, registry)
             made = MadeCalls()
             given = (context or RunContext(run_id=os.urandom(16).hex())).having(made)
             made.link = found.link_of_commit(chosen, given.user_id)
@@ -107,7 +107,7 @@ class DryRuns:
             share_labels(given)
             found.state = COMMITTING
             try:
-                rows, results = await self._make_effects(found, file, chosen, recheck, given, made.link)
+                rows, results = await self._make_effects(found, journal, chosen, recheck, given, made.link)
             finally:
                 found.state = COMMITTED if found.state else ""
                 found.reads = [] if found.state else found.reads
@@ -115,15 +115,14 @@ class DryRuns:
         except OSError as exc:
             raise UsageError(f"the commit cannot be recorded: {exc}; commit the draft again") from exc
         finally:
-            if file is not None:
-                file.close()
+            journal.close()
         value = settled(value, found, results) if has_value else None
         return CommitResult(given.run_id, tuple(rows), value, has_value, f"commit-{found.id}")
 
     async def _make_effects(
         self,
         draft: Draft,
-        file: DraftJournal | None,
+        journal: Journal,
         chosen: set[str],
         recheck: bool,
         context: RunContext,
@@ -131,7 +130,7 @@ class DryRuns:
     ) -> tuple[list[EffectResult], Mapping[str, Any]]:
         """Make the chosen effects of a draft; return what became of each effect, and their results by their ids."""
         from toolcell.control.commit import Commit, changed_read
-        from toolcell.control.kept_drafts import COMMIT, OVER
+        from toolcell.journal.ledger import ENDED
 
         async with self._runs.observed(context, "commit", link) as run:
             if recheck and (changed := await changed_read(draft, run)):
@@ -139,12 +138,12 @@ class DryRuns:
                 raise UsageError(
                     f"{changed} has another result now than in the dry run; nothing was made. Make another one"
                 )
-            if file is not None:
-                file.write(COMMIT, sorted(chosen))
-            commit = Commit(draft, run, file)
-            rows = await commit.make(chosen)
-            if file is not None:
-                file.write(OVER)
+            if not journal.entries:
+                numbered = enumerate(draft.collected, 1)
+                journal.approve([(number, each.call.name) for number, each in numbered if each.id in chosen])
+            commit = Commit(draft, run, journal)
+            rows = await commit.make()
+            journal.write(ENDED, "committed")
         return rows, commit.results
 
     def waiting(self) -> list[Draft]:
@@ -159,8 +158,8 @@ class DryRuns:
                 found.append(draft)
         return [draft for draft in found if draft.collected]
 
-    def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> DraftJournal | None:
-        """Return the file of a draft, open; None when it is in memory alone."""
+    def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> Journal | None:
+        """Return the journal of a draft, open; None when it is in memory alone."""
         from toolcell.control.kept_drafts import check_place, find_draft, is_kept
 
         store = self._journals
@@ -176,24 +175,25 @@ class DryRuns:
     def _find_draft(
         self,
         given: ExecutionResult | Draft | str,
-        file: DraftJournal | None,
+        journal: Journal | None,
         tools: CallableTools,
         context: RunContext | None,
     ) -> tuple[Draft, Any, bool]:
         """Return a draft, with the result of its script and whether it had one."""
         from toolcell.control.kept_drafts import rebuilt
 
-        if file is not None and file.is_over:
+        if journal is not None and journal.ended:
             raise UsageError(f"this draft {COMMITTED}: a draft is committed once; make another dry run")
         is_here = not isinstance(given, str) and self.drafts.in_memory(given) is not None
-        if file is None or (file.chosen is None and is_here):
+        if journal is None or (is_here and not journal.entries):
             assert not isinstance(given, str)
             found = self.drafts.find(given)
             result = given if isinstance(given, ExecutionResult) else None
             return found, result.value if result is not None else None, result is not None and result.has_value
-        found = rebuilt(file, tools, self._runs.under_rules(context or RunContext()).within(runtime=self._runs.runtime))
+        context = self._runs.under_rules(context or RunContext()).within(runtime=self._runs.runtime)
+        found = rebuilt(journal, tools, context)
         found.check()
-        return found, file.content["value"], file.content["has_value"]
+        return found, journal.header["value"], journal.header["has_value"]
 
     async def keep(self, context: RunContext | None, result: ExecutionResult | None = None) -> None:
         """Write the draft of a run to disk, if it has one, where journals are."""

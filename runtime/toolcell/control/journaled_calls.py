@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 
-from toolcell.calls.call import RunContext, decided
+from toolcell.calls.call import Denial, RunContext, decided
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.result import ToolResult
-from toolcell.control.suspension import BELOW, DENIED, Denial, JournaledStarts, Suspender, answer_in_doubt
+from toolcell.config import OnApproval
+from toolcell.control.suspension import (
+    BELOW,
+    JournaledStarts,
+    Suspender,
+    is_repeatable,
+    recorded_answer,
+)
 from toolcell.errors import RunEnded
 from toolcell.journal.identity import options_of
 from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import CANCELLED, JournalEntry
 from toolcell.journal.store import JournalStore
-from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
-from toolcell.results.result import SCRIPT_OUTCOMES
+from toolcell.results import SCRIPT_OUTCOMES, Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.calls import end_script_alone
-from toolcell.run.options import OnApproval, Refresh
+from toolcell.run.options import Refresh
 from toolcell.run.run import Run, RunPart
 from toolcell.tools.registry import answer_from_record
 
@@ -73,7 +79,7 @@ class JournaledCalls(RunPart):
         if on_approval == "suspend":
             self.features = (self._suspender,)
         elif on_approval == "deny" or run.context.features.decide:
-            self.features = (Denial(DENIED if on_approval == "deny" else BELOW),)
+            self.features = (Denial() if on_approval == "deny" else Denial(BELOW),)
         if on_approval == "suspend" or journal.file is not None:
             self.features = (JournaledStarts(journal), *self.features)
 
@@ -100,19 +106,17 @@ class JournaledCalls(RunPart):
                 async with self._lookup:
                     recorded = await self.journal.recorded(name, args)
             entry, is_known = self.journal.ask(call_id, name, args, recorded), recorded is not None
-            if not self._is_first_run:
-                answer = await self._recorded_answer(entry, is_known)
-                if answer is not None:
-                    return await answer_from_record(
-                        name,
-                        args,
-                        answer,
-                        run=entry.run or self.journal.run or self.journal.id,
-                        facts=_facts(entry),
-                        call_id=call_id,
-                        origin=origin,
-                        context=context,
-                    )
+            if not self._is_first_run and (answer := await self._recorded_answer(entry, is_known)) is not None:
+                return await answer_from_record(
+                    name,
+                    args,
+                    answer,
+                    run=entry.run or self.journal.run or self.journal.id,
+                    facts=_facts(entry),
+                    call_id=call_id,
+                    origin=origin,
+                    context=context,
+                )
             result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
             if result.error is not None:
                 entry.is_refused = not result.meta.duration_ms
@@ -137,7 +141,7 @@ class JournaledCalls(RunPart):
         if self._is_rebuilding:
             self._refuse_new(entry)
         if entry.is_in_doubt:
-            return await answer_in_doubt(entry, self.options(entry.tool, entry.args), self._suspender.hold)
+            return await recorded_answer(entry, self.options(entry.tool, entry.args), self._suspender.hold)
         return None if is_known else await self._repaired_answer(entry)
 
     def _refuse_new(self, entry: JournalEntry) -> NoReturn:
@@ -169,12 +173,11 @@ class JournaledCalls(RunPart):
         entry.reused = past.number
         if past.is_refused or past.pending is not None:
             return None
-        is_repeatable = options.read_only or options.idempotent
-        if past.answer and not (is_repeatable and past.is_failed):
+        if past.answer and not (is_repeatable(options) and past.is_failed):
             self.reused.append(entry)
             entry.is_refused, entry.is_taken_over, entry.run = False, True, past.run
             return past.result()
-        if is_repeatable:
+        if is_repeatable(options):
             return None
         entry.is_started = True
         message = f"{entry.tool} was called with these arguments in the run that this one repairs, and it is not known "
@@ -202,7 +205,7 @@ class JournaledCalls(RunPart):
         header, is_waiting = self.journal.header, outcome is Outcome.SUSPENDED
         may_go_on = outcome in RESUMABLE and bool(header) and not self.journal.lost
         with suppress(OSError):  # then what is written next says so
-            is_kept = is_waiting or may_go_on or header.get("is_item", False)
+            is_kept = is_waiting or may_go_on or not self._ends_journal or header.get("is_item", False)
             self.journal.end_run(self._link.id if self._link is not None else result.run_id, is_kept)
         if is_waiting:
             return self._suspended(result)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
-from toolcell.calls.call import Approve, Call, CallableTools, RunContext
+from toolcell.calls.call import AlreadyMade, Approve, Call, CallableTools, RunContext
 from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.control.script_header import WHO
-from toolcell.control.suspension import AlreadyMade, check_ids
+from toolcell.control.suspension import IN_DOUBT, check_ids, is_repeatable, recorded
 from toolcell.errors import ResumeError, UnknownId, UsageError
-from toolcell.journal.database import DRAFT, Damaged, OpenJournal, RecordKind, Table, apply_record
-from toolcell.journal.identity import tool_digests
+from toolcell.journal.database import DRAFT, Damaged, OpenJournal
+from toolcell.journal.identity import options_of, tool_digests
+from toolcell.journal.ledger import RUN, RUN_RECORDS, Journal
+from toolcell.journal.replay import RecordedDecision
 from toolcell.journal.store import JournalStore
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import Preflight
+from toolcell.results import ExecutionResult, PendingCall, Preflight
 from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
 from toolcell.support.packing import bytes_digest, pack
@@ -27,98 +28,45 @@ from toolcell_bridge.wire.errors import UnsendableValue
 
 logger = logger_of("toolcell.control")
 
-COLLECTED, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
 EffectDecision = Approve | AlreadyMade
 
 
-class DraftJournal:
-    """The open journal of a draft, and how far its commit had got. Only one process has it open at a time."""
+def _opened(store: JournalStore, ident: str) -> Journal:
+    """Return the journal of a draft, open: one that is not read yet. Only one process has it open at a time.
 
-    def __init__(self, store: JournalStore, ident: str) -> None:
-        """Open or make it.
-
-        Raises:
-            UsageError: another process commits it just now, or it cannot be opened.
-        """
-        self.ident = ident
-        self.content: dict[str, Any] = {}
-        self.chosen: list[str] | None = None
-        """What a commit that began before was to make."""
-        self.made: dict[str, tuple[str, Any]] = {}
-        """Status and value, or problem, of effects that were made or had failed."""
-        self.started: set[str] = set()
-        self.is_over = False
-        try:
-            store.database.settle()
-            self._file = OpenJournal(store.database, DRAFT, ident)
-        except ResumeError as exc:
-            raise UsageError(f"draft {ident} is being committed") from exc
-        except OSError as exc:
-            raise UsageError(f"draft {ident} cannot be opened: {exc}") from exc
-
-    def load(self) -> DraftJournal:
-        """Read what is recorded.
-
-        Raises:
-            UsageError: it is damaged.
-        """
-        try:
-            self._file.load(DRAFT_RECORDS, self)
-            if not self.content:
-                raise Damaged("it is empty")
-        except Damaged as exc:
-            raise UsageError(f"draft {self.ident} is damaged ({exc}); make another one") from exc
-        return self
-
-    def write(self, *fields: Any) -> None:
-        """Append a record of its commit.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        self._file.write(*fields, needs_room=False)
-        apply_record(DRAFT_RECORDS, self, list(fields))
-
-    def write_draft(self, content: dict[str, Any]) -> None:
-        """Record the draft, in place of what was recorded of it."""
-        self._file.write_anew(COLLECTED, content)
-
-    def remove(self) -> None:
-        """Forget it."""
-        self._file.remove()
-
-    def close(self) -> None:
-        """Close it."""
-        self._file.close()
-
-    @property
-    def in_doubt(self) -> list[str]:
-        """Effects that had started when the host ended, and of which nobody knows what came."""
-        return [ident for ident in sorted(self.started) if ident not in self.made]
+    Raises:
+        UsageError: another process commits it just now, or it cannot be opened.
+    """
+    try:
+        store.database.settle()
+        return Journal(ident, file=OpenJournal(store.database, DRAFT, ident))
+    except ResumeError as exc:
+        raise UsageError(f"draft {ident} is being committed") from exc
+    except OSError as exc:
+        raise UsageError(f"draft {ident} cannot be opened: {exc}") from exc
 
 
-def _start(file: DraftJournal, ident: str) -> None:
-    file.started.add(ident)
+def _load(store: JournalStore, journal: Journal) -> Journal:
+    """Read what is recorded.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    try:
+        store.database.load(DRAFT, journal.id, RUN_RECORDS, journal)
+        if not journal.header:
+            raise Damaged("it is empty")
+    except Damaged as exc:
+        raise UsageError(f"draft {journal.id} is damaged ({exc}); make another one") from exc
+    return journal
 
 
-def _made(file: DraftJournal, ident: str, status: str, value: Any) -> None:
-    file.made[ident] = status, value
-
-
-def _over(file: DraftJournal) -> None:
-    file.is_over = True
-
-
-DRAFT_RECORDS: Final[Table] = {
-    COLLECTED: RecordKind((dict,), "content"),
-    COMMIT: RecordKind((list,), "chosen"),
-    START: RecordKind((str,), _start),
-    MADE: RecordKind((str, str, object), _made),
-    OVER: RecordKind((), _over),
-}
+def is_begun(journal: Journal) -> bool:
+    """Return whether somebody has begun to commit a draft."""
+    return bool(journal.entries or journal.ended)
 
 
 def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None = None) -> None:
@@ -128,15 +76,17 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
     """
     try:
         check_place(store, draft)
-        file = DraftJournal(store, draft.id)
+        journal = _opened(store, draft.id)
+        file = journal.file
+        assert file is not None
     except UsageError as exc:
         logger.warning("draft %s was not written to disk: %s", draft.id, exc)
         return
     try:
-        if draft.kept_in is not None and file.load().chosen is not None:
+        if draft.kept_in is not None and is_begun(_load(store, journal)):
             draft.state = COMMITTED
             return
-        file.write_draft(_content(draft, result))
+        file.write_anew(RUN, draft.id, _content(draft, result))
         store.database.settle()
         draft.kept_in = store.database.place
     except (OSError, UsageError, ValueError, TypeError, UnsendableValue) as exc:
@@ -145,7 +95,7 @@ def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None
             file.remove()
         draft.kept_in = None
     finally:
-        file.close()
+        journal.close()
 
 
 def _content(draft: Draft, result: ExecutionResult | None) -> dict[str, Any]:
@@ -166,10 +116,9 @@ def _effect(each: Collected) -> dict[str, Any]:
 
 
 def _call(call: Call) -> dict[str, Any]:
-    raw = call.raw_args if isinstance(call.raw_args, str) else to_plain(dict(call.raw_args), "args")
     return {
         "tool": call.name,
-        "raw": raw,
+        "raw": call.raw_args if isinstance(call.raw_args, str) else to_plain(dict(call.raw_args), "args"),
         "args": to_plain(dict(call.args), "args"),
         "reason": call.approval_reason,
         "origin": str(call.origin),
@@ -214,14 +163,14 @@ def check_uncommitted(store: JournalStore, draft: Draft) -> None:
     if draft.kept_in is None:
         return
     check_place(store, draft)
-    file = find_draft(store, draft.id)
-    file.close()
-    if file.chosen is not None:
+    journal = find_draft(store, draft.id)
+    journal.close()
+    if is_begun(journal):
         draft.state = COMMITTED
     draft.check()
 
 
-def find_draft(store: JournalStore, ident: object) -> DraftJournal:
+def find_draft(store: JournalStore, ident: object) -> Journal:
     """Return the journal of a draft, open.
 
     Raises:
@@ -237,22 +186,22 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
     if not is_kept(store, ident):
         place = f"in {store.database.place}" if store.is_durable else "in this Runtime"
         raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(record=FILE)")
-    file = DraftJournal(store, ident)
+    journal = _opened(store, ident)
     try:
-        return file.load()
+        return _load(store, journal)
     except BaseException:
-        file.close()
+        journal.close()
         raise
 
 
-def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Draft:
+def rebuilt(journal: Journal, tools: CallableTools, context: RunContext) -> Draft:
     """Return the draft of a journal, for the tools of this process and under the rules of `context`.
 
     Raises:
         UsageError: a tool of it is another one now.
     """
-    content, draft = file.content, Draft()
-    draft.id = draft.key = file.ident
+    content, draft = journal.header, Draft()
+    draft.id = draft.key = journal.id
     draft.expires, draft.ended = content["expires"], content["ended"]
     draft.preflight = Preflight.of_plain(content["preflight"])
     base = context.having(draft)
@@ -278,7 +227,7 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
 
 
 def settle_doubt(
-    file: DraftJournal, draft: Draft, decisions: Mapping[str, EffectDecision] | None, options: Any
+    journal: Journal, draft: Draft, decisions: Mapping[str, EffectDecision] | None, tools: CallableTools
 ) -> None:
     """Take decisions about effects in doubt. One of a tool that reads or is idempotent needs none: it is made again.
 
@@ -286,20 +235,23 @@ def settle_doubt(
         UsageError: an effect in doubt has no decision, or a decision is about another effect, or is none.
         OSError: it could not be written.
     """
-    given, tools = decisions or {}, {each.id: each.call.name for each in draft.collected}
-    doubtful = {each: tools[each] for each in file.in_doubt if not options(tools[each]).idempotent}
+    given, decided = decisions or {}, dict[int, RecordedDecision]()
+    doubtful = {
+        draft.collected[number - 1].id: entry
+        for number, entry in journal.entries.items()
+        if entry.is_in_doubt and entry.decision is None and not is_repeatable(options_of(tools, entry.tool))
+    }
     check_ids(given, doubtful)
     if undecided := [each for each in doubtful if each not in given]:
-        named = ", ".join(f"{each} ({doubtful[each]})" for each in undecided)
+        named = ", ".join(f"{each} ({doubtful[each].tool})" for each in undecided)
         raise UsageError(
             f"{named}: in doubt. The call had started when its host ended, and its result is not known. Find out, and "
             f"pass decisions={{{undecided[0]!r}: AlreadyMade(result)}}, or Approve() to make it again"
         )
     for ident, decision in given.items():
-        match decision:
-            case AlreadyMade(value):
-                file.write(MADE, ident, "made", to_plain(value, "value"))
-            case Approve():
-                continue
-            case _:
-                raise UsageError(f"the decision about {ident} is AlreadyMade(...) or Approve(), not {brief(decision)}")
+        if not isinstance(decision, AlreadyMade | Approve):
+            raise UsageError(f"the decision about {ident} is AlreadyMade(...) or Approve(), not {brief(decision)}")
+        about = PendingCall(ident, doubtful[ident].tool, args={}, line=None, digest="", reason=IN_DOUBT)
+        decided[doubtful[ident].number] = recorded(decision, about, is_in_doubt=True)
+    if decided:
+        journal.use_token(decided)

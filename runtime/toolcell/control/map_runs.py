@@ -31,7 +31,6 @@ from toolcell.control.map_stream import (
     OnError,
     RunMap,
     had_no_effect,
-    item_of,
 )
 from toolcell.control.resumption import Resumption
 from toolcell.control.script_runs import ScriptRuns
@@ -40,7 +39,7 @@ from toolcell.journal.database import MAP, RUN, Damaged, OpenJournal, RecordKind
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
-from toolcell.run.options import NO_HANDLERS, RunKwargs, RunOptions
+from toolcell.run.options import NO_OPTIONS, RunKwargs, RunOptions
 from toolcell.run.runs import Runs
 from toolcell.support import daemon_threads
 from toolcell.support.about_tables import tables_text
@@ -66,7 +65,7 @@ class _Places:
     places: array[int]
     source_sha256: str | None = None
     place: int = 0
-    """Number of the record that is read."""
+    """Number of the record that was read last."""
 
 
 def item_run(name: str, index: int) -> str:
@@ -75,12 +74,12 @@ def item_run(name: str, index: int) -> str:
 
 
 def _map(found: _Places, name: str, source_sha256: str) -> None:
-    found.source_sha256 = source_sha256
+    found.source_sha256, found.place = source_sha256, found.place + 1
 
 
 def _end(found: _Places, index: int, *_kept: Any) -> None:
-    missing = index + 1 - len(found.places)
-    if missing > 0:
+    found.place += 1
+    if (missing := index + 1 - len(found.places)) > 0:
         found.places.extend([-1] * missing)
     found.places[index] = found.place
 
@@ -137,8 +136,7 @@ class MapFile:
         assert self._file is not None
         found = _Places(self._places)
         try:
-            for place in self._database.load_each(MAP, self.name, MAP_RECORDS, found):
-                found.place = place
+            self._database.load(MAP, self.name, MAP_RECORDS, found)
         except Damaged as exc:
             raise UsageError(f"map {self.name!r} is damaged ({exc}); take another map_id") from exc
         if found.source_sha256 is None:
@@ -180,19 +178,17 @@ class MapFile:
             raise UsageError(f"item {index} of map {self.name!r} cannot be read: {exc}") from exc
         self.check_inputs(index, inputs, digest)
         self.remove_run(index)  # its host may have been killed before this
-        value = unpack(packed) if isinstance(packed, bytes) else None
-        unkept = f"its value has {packed}, and {KEPT_BYTES} are kept" if isinstance(packed, str) else ""
         return MapItem(
             index,
             inputs,
             run_id=item_run(self.name, index),
             outcome=found,
-            value=value,
+            value=unpack(packed) if isinstance(packed, bytes) else None,
             has_value=has_value,
             error=ErrorInfo(**error) if error else None,
             attempts=0,
             is_recorded=True,
-            unkept=unkept,
+            unkept=f"its value has {packed}, and {KEPT_BYTES} are kept" if isinstance(packed, str) else "",
         )
 
     def check_inputs(self, index: int, inputs: Mapping[str, Any], digest: str) -> None:
@@ -230,8 +226,7 @@ class MapFile:
             tables = tables_text(item.value)
             packed = f"{len(packed)} bytes, sha256 {bytes_digest(packed)}{f', {tables}' if tables else ''}"
         error = {name: getattr(item.error, name) for name in _ERROR_FIELDS} if item.error is not None else None
-        digest = input_digest(item.inputs)
-        self._write(END, item.index, digest, str(item.outcome), item.has_value, packed, error)
+        self._write(END, item.index, input_digest(item.inputs), str(item.outcome), item.has_value, packed, error)
         self.remove_run(item.index)
 
     def has_run(self, index: int) -> bool:
@@ -272,26 +267,21 @@ class ItemRuns:
         source: str,
         tools: CallableTools,
         options: RunOptions,
+        retries: int,
+        retry_on: Collection[Outcome | str] | None,
     ) -> None:
-        """`options`: of each run. `tools`: what they may call, unchanging."""
+        """`options`: of each run. `tools`: what they may call, unchanging.
+
+        Raises:
+            UsageError: `retries` or `retry_on` is wrong.
+        """
+        check_count("retries=", retries, 0)
         self._journals, self._scripts, self._resumption = journals, scripts, resumption
         self._source, self._tools = source, tools
         self._options = replace(options, tools=tools)
-        self._retries = 0
-        self._retry_on: frozenset[Outcome] = OF_THE_MACHINE
+        self._retries, self._retry_on = retries, OF_THE_MACHINE if retry_on is None else _outcomes(retry_on)
         self.name = f"map_{os.urandom(4).hex()}"
         self._file: MapFile | None = None
-
-    def try_again(self, retries: int, outcomes: Collection[Outcome | str] | None) -> None:
-        """Set how often an item is tried again, and after which outcomes.
-
-        Raises:
-            UsageError: one of them is wrong.
-        """
-        check_count("retries=", retries, 0)
-        self._retries = retries
-        if outcomes is not None:
-            self._retry_on = _outcomes(outcomes)
 
     def keep(self, name: str) -> None:
         """Keep what has ended in the record of the Runtime.
@@ -314,7 +304,7 @@ class ItemRuns:
         """
         file = self._file
         if file is None:
-            return _nothing
+            return lambda: None
         await daemon_threads.run_sync(file.open, text_digest(self._source), resume)
         return file.close
 
@@ -377,7 +367,18 @@ class ItemRuns:
             return MapItem(index, inputs, run_id, Outcome.UNAVAILABLE, error=error, attempts=attempts)
         if isinstance(found, Suspension):
             return MapItem(index, inputs, run_id, Outcome.SUSPENDED, attempts=attempts, suspension=found)
-        return item_of(index, inputs, run_id, attempts, found)
+        return MapItem(
+            index,
+            inputs,
+            run_id=run_id,
+            outcome=found.outcome,
+            value=found.value,
+            has_value=found.has_value,
+            error=found.error,
+            attempts=attempts,
+            result=found,
+            suspension=found.suspension,
+        )
 
     async def _begin_item(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
         """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
@@ -397,7 +398,7 @@ class ItemRuns:
             file.remove_run(index)
             return await self._begin_item(index, inputs, run_id)
         again = context.child(run_id=f"{run_id}.{os.urandom(4).hex()}")
-        return await self._scripts.carry_on(journal, self._tools, again, NO_HANDLERS)
+        return await self._scripts.carry_on(journal, self._tools, again, NO_OPTIONS)
 
     def _record(self, item: MapItem) -> None:
         """Record the end of an item. The journal of its run has done its work."""
@@ -409,10 +410,6 @@ class ItemRuns:
     def _forget(self, item: MapItem) -> None:
         if item.result is not None:
             self._journals.remove(item.result.journal_id)
-
-
-def _nothing() -> None:
-    """Close no file."""
 
 
 def _outcomes(given: Any) -> frozenset[Outcome]:
@@ -467,8 +464,9 @@ def start_map(
         source=source,
         tools=runs.tools(given.tools),
         options=given,
+        retries=retries,
+        retry_on=retry_on,
     )
-    items.try_again(retries, retry_on)
     if map_id is not None:
         items.keep(map_id)
     elif resume:

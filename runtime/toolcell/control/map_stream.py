@@ -76,22 +76,6 @@ class MapItem:
         return tuple(call for call in calls if call.reason == IN_DOUBT)
 
 
-def item_of(index: int, inputs: Mapping[str, Any], run_id: str, attempts: int, result: ExecutionResult) -> MapItem:
-    """Return the item of a run that has a result."""
-    return MapItem(
-        index,
-        inputs,
-        run_id=run_id,
-        outcome=result.outcome,
-        value=result.value,
-        has_value=result.has_value,
-        error=result.error,
-        attempts=attempts,
-        result=result,
-        suspension=result.suspension,
-    )
-
-
 def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:
     """Return whether a run provably changed nothing: it made no call, or only of tools that may be called twice."""
     if result is None:  # it had no sandbox
@@ -149,8 +133,7 @@ class MapProgress:
         self.failed += not item.ok
         if self._bar is not None:
             speed = self._bar.tasks[0].speed
-            rate = f"{speed:.0f}/s" if speed else ""
-            self._bar.update(self._task, advance=1, failed=self.failed, rate=rate)
+            self._bar.update(self._task, advance=1, failed=self.failed, rate=f"{speed:.0f}/s" if speed else "")
 
     def stop(self) -> None:
         """Leave the bar as it is."""
@@ -202,12 +185,6 @@ class MapPump(BackgroundTask):
 
     async def work(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
         """Be the work of the map's task. `opened` opens its file and returns what closes it."""
-        try:
-            await self._work_all(opened)
-        except BaseExceptionGroup as exc:
-            raise _first(exc) from None
-
-    async def _work_all(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
         close = await opened()
         try:
             if self._progress is not None:
@@ -218,6 +195,8 @@ class MapPump(BackgroundTask):
                 raise self._broken
             if self._are_over:
                 self._check_count(self._pulled)
+        except BaseExceptionGroup as exc:
+            raise _first(exc) from None
         finally:
             if self._progress is not None:
                 self._progress.stop()

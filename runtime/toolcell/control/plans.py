@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from toolcell.calls.call import Block, Call, CallableTools, RunContext
+from toolcell.calls.call import Block, Call, CallableTools, Denial, RunContext
 from toolcell.calls.finalize import failure
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import DryRun
@@ -21,7 +21,7 @@ from toolcell.calls.run_state import RunLink, open_jobs
 from toolcell.calls.values import is_large
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.script_header import continued_context, who_of
-from toolcell.control.suspension import Denial, JournalApprovals, JournaledStarts, answer_in_doubt
+from toolcell.control.suspension import JournalApprovals, JournaledStarts, recorded_answer
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of, tool_digests
 from toolcell.journal.ledger import Journal, pending_of
@@ -30,6 +30,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, PendingCall, Suspension
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
+from toolcell.support import daemon_threads
 from toolcell.support.packing import value_digest
 from toolcell.tools.plan import plan_of
 from toolcell_bridge.guest.values import to_plain
@@ -66,9 +67,7 @@ class JournaledSteps(JournaledStarts):
     async def recorded(self, call: Call, /) -> tuple[ToolResult, str] | None:
         """Take note of the call of a step. If no call is to be made for it: its result, and the run that has it."""
         entry = self._entry(call)
-        result = entry.result() if entry.answer else None
-        if entry.is_in_doubt:
-            result = await answer_in_doubt(entry, options_of(call.registry, call.name), self.hold)
+        result = await recorded_answer(entry, options_of(call.registry, call.name), self.hold)
         return None if result is None else (result, entry.run or self.journal.run)
 
     def waits(self, call: Call, /) -> bool:
@@ -132,7 +131,7 @@ class PlanRuns:
 
     async def execute(self, steps: Sequence[Mapping[str, Any]], options: RunOptions) -> PlanRows:
         """Run a plan; see `Runtime.execute_plan`."""
-        plan = plan_of(steps)
+        plan = await daemon_threads.run_large(plan_of, steps) if is_large(steps) else plan_of(steps)
         registry: Any = self._runs.tools(options.tools)
         on_approval = options.on_approval
         context = await self._dry_runs.begin(options.dry_run, options.context, on_approval)

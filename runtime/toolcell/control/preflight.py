@@ -13,8 +13,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.values import list_names
 from toolcell.config import Limits
 from toolcell.journal.identity import options_of
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome
-from toolcell.results.effects import PlannedCall, Preflight
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PlannedCall, Preflight
 from toolcell.run.run import Run, Script, sendable
 from toolcell.support.checks import check_kind, did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
@@ -40,8 +39,7 @@ def preflight_run(number: int, source: str, limits: Limits, tools: CallableTools
     """
     check_kind("source", source, str)
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})
-    inputs = {"source": sendable(source)}
-    script = Script(source=SCRIPT, inputs=inputs, limits=limits)
+    script = Script(source=SCRIPT, inputs={"source": sendable(source)}, limits=limits)
     return Run(script, tools, RunContext(), script.message(number))
 
 

@@ -21,13 +21,9 @@ def report(repaired: str, journal: Journal, reused: Iterable[JournalEntry], opti
     """Sort the calls of a repaired script and of the run that it repairs. Parts of the bodies of requests are none."""
     reused = list(reused)
     new = [entry for entry in journal.entries.values() if entry not in reused]
-    orphaned = [entry for entry in journal.past if entry is not None and _is_done_write(entry, options)]
+    made = [each for each in journal.past if each is not None and not each.is_refused and each.pending is None]
+    orphaned = [each for each in made if not options(each.tool, each.args).read_only]
     return Repair(repaired, _rows(reused), _rows(new), _rows(orphaned))
-
-
-def _is_done_write(entry: JournalEntry, options: OptionsOf) -> bool:
-    is_made = not entry.is_refused and entry.pending is None
-    return is_made and not options(entry.tool, entry.args).read_only
 
 
 def _rows(entries: Iterable[JournalEntry]) -> tuple[RepairedCall, ...]:

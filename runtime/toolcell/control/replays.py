@@ -20,11 +20,9 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import RecordedDryRun
 from toolcell.calls.result import Status, ToolFailure, ToolResult
-from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.replay import CallReplay, JournalEntry, RecordedTools
-from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
-from toolcell.results.result import SCRIPT_OUTCOMES
+from toolcell.results import SCRIPT_OUTCOMES, Divergence, ExecutionResult, Outcome
 from toolcell.support.packing import text_digest
 from toolcell.support.text import one_line, with_line
 from toolcell.tools.registry import answer_from_record
@@ -74,27 +72,6 @@ class Replay:
 OnCall = Callable[[int, RecordedCall], None]
 
 
-def runtime_options(run: RecordedRun) -> dict[str, Any]:
-    """Return the arguments for a `Runtime` that can repeat a run.
-
-    Raises:
-        UsageError: a runtime does not take the recorded limits or policy.
-    """
-    environment = run.isolation.get("environment") or {}
-    known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
-    try:
-        policy = Policy(hash_seed=run.policy.get("hash_seed"), profile=run.policy.get("profile") or "full")
-        limits = Limits(**known)
-    except ValueError as exc:
-        raise UsageError(f"run {run.id} was recorded with settings that no runtime takes: {exc}") from exc
-    return {
-        "policy": policy,
-        "limits": limits,
-        "packages": tuple(run.packages),
-        "preload": tuple(environment.get("preload") or ()),
-    }
-
-
 async def replay(
     runtime: ScriptRuntime,
     run: RecordedRun,
@@ -109,7 +86,7 @@ async def replay(
     secrets: Iterable[str] = (),
     context: RunContext | None = None,
 ) -> Replay:
-    """Run a recorded script again in `runtime`, opened with `runtime_options(run)`, and compare.
+    """Run a recorded script again in `runtime`, opened with `run.runtime_options()`, and compare.
 
     `source`, `inputs` and `files` stand in for what the record does not hold, or for what is to be tried instead;
     `answers` replaces recorded answers by call; `until` stops before the answer of a call. No difference that is shown
@@ -122,7 +99,7 @@ async def replay(
     script, notes = _script(run, source)
     comparison = Comparison(run, Redactor(secrets))
     tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
-    limits, key = runtime_options(run)["limits"], str(run.who.get("dry_run") or "")
+    limits, key = run.runtime_options()["limits"], str(run.who.get("dry_run") or "")
     result: ExecutionResult = await runtime.execute_code(
         script,
         inputs=_inputs(run, inputs),
@@ -147,7 +124,6 @@ async def replay(
         found = _placed(found, result, tools, (run.source or "") if found.kind == Divergence.MISSING_CALL else script)
     stopped = calls.stopped or ("" if run.end or found is not None else NO_END)
     notes += tuple(unrepeatable(script))
-    left_out = tuple(comparison.not_compared)
     return Replay(
         run.id,
         found,
@@ -155,7 +131,7 @@ async def replay(
         recorded=len(tools.expected),
         stopped=stopped,
         notes=notes,
-        not_compared=left_out,
+        not_compared=tuple(comparison.not_compared),
         result=result,
     )
 
@@ -334,35 +310,30 @@ def _files(run: RecordedRun, given: Iterable[tuple[str, bytes]]) -> list[tuple[s
     return list(files.items())
 
 
-def _in_a_line(error: ErrorInfo) -> str:
-    return f"{error.type}: {with_line(one_line(error.message), error.line)}"
-
-
 def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:
     """Return the first recorded call that the replay did not make; `got` is the replay's error."""
     if (run.outcome if run.end else str(result.outcome)) not in SCRIPT_OUTCOMES:
         return None
     error = result.error
-    why = f", it fails with {_in_a_line(error)}" if error is not None else ""
-    got = {"type": error.type, "message": error.message, "line": error.line} if error is not None else None
+    why, got = "", None
+    if error is not None:
+        why = f", it fails with {error.type}: {with_line(one_line(error.message), error.line)}"
+        got = {"type": error.type, "message": error.message, "line": error.line}
     for ident, call in tools.expected.items():
         if ident not in tools.replay.made:
-            expected = {"tool": call.tool, "args": call.args}
-            message = f"it does not call {call.tool}{why}"
             return Divergence(
                 Divergence.MISSING_CALL,
-                message,
+                f"it does not call {call.tool}{why}",
                 index=tools.replay.place(ident),
                 line=call.line,
                 source_line="",
-                expected=expected,
+                expected={"tool": call.tool, "args": call.args},
                 got=got,
             )
     return None
 
 
 def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, script: str) -> Divergence:
-    """Add the script's line to a divergence."""
     idents = {tools.replay.place(ident): ident for ident in tools.expected}
     ident = idents.get(found.index or 0)
     lines = {call.id: call.line for call in result.calls}
@@ -370,13 +341,12 @@ def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, s
     if found.kind == "extra_call":
         line = result.calls[-1].line if result.calls else None
     line = line if line is not None else found.line
-    text = script.split("\n")[line - 1].strip() if line and line <= script.count("\n") + 1 else ""
     return Divergence(
         found.kind,
         found.message,
         index=found.index,
         line=line,
-        source_line=text,
+        source_line=script.split("\n")[line - 1].strip() if line and line <= script.count("\n") + 1 else "",
         expected=found.expected,
         got=found.got,
     )

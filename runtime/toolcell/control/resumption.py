@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from toolcell.calls.call import CallableTools, RunContext, decided
+from toolcell.calls.call import CallableTools, ResumeDecision, RunContext, decided
 from toolcell.calls.run_state import RunLink
 from toolcell.control.plans import PLAN, PlanRuns
 from toolcell.control.script_runs import ScriptRuns
-from toolcell.control.suspension import ResumeDecision, check_ids, recorded
+from toolcell.control.suspension import check_ids, recorded
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.ledger import Journal, pending_entries
+from toolcell.journal.ledger import Journal
 from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Suspension
@@ -44,8 +44,7 @@ def _told(entry: JournalEntry, decision: RecordedDecision) -> dict[str, Any]:
     assert entry.pending is not None
     about = {"call": entry.pending.id, "tool": entry.tool, "line": entry.pending.line}
     said = {"reason": decision.why, "at_ns": decision.at_ns, "digest": decision.digest}
-    who = decided(decision.kind, decision.by)
-    told = about | who | {name: value for name, value in said.items() if value}
+    told = about | decided(decision.kind, decision.by) | {name: value for name, value in said.items() if value}
     if decision.kind == "deny" and decision.data:
         told["reason"] = decision.data
     return told | ({"args": decision.data} if decision.kind in ("edit", "made") else {})
@@ -90,7 +89,10 @@ class Resumption:
         journal = await daemon_threads.run_sync(taking) if store.is_durable else taking()  # it may be long
         try:
             check(journal)
-            waiting, given = pending_entries(journal), decisions or {}
+            waiting, given = (
+                {each.pending.id: each for each in journal.entries.values() if each.pending},
+                decisions or {},
+            )
             check_ids(given, waiting)
             decided = {
                 entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt, decided_by)
@@ -111,7 +113,7 @@ class Resumption:
     def calls_of_interrupted(self, run_id: str) -> list[dict[str, Any]] | None:
         """Return the calls that an interrupted run had made or begun; see `Runtime.calls_of_interrupted`."""
         try:
-            entries = self._journals.calls_of(run_id)
+            entries = [*self._journals.look(run_id).entries.values()]
         except ResumeError:
             return None
         return [{"tool": each.tool, "args": each.args, "state": each.state} for each in entries]

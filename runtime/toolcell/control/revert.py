@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
 
 from toolcell.calls.call import RunContext
-from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.reverts import MadeCall, MadeCalls, Reverts
 from toolcell.calls.run_state import RunLink
 from toolcell.control.plans import PlanRows
 from toolcell.errors import AuditError, ToolAbort, UsageError
-from toolcell.results import ExecutionResult
-from toolcell.results.effects import CommitResult, RevertedCall, RevertResult
+from toolcell.results import CommitResult, ExecutionResult, RevertedCall, RevertResult
 from toolcell.run.runs import Runs
-from toolcell.support.checks import brief, is_async
-from toolcell.tools.adapters import positional_spec
+from toolcell.support.checks import brief
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import ToolSpec
-
-NAME_CHARS: Final = 64
-SCHEMA: Final = {"type": "object", "properties": {"args": {"type": "object"}}}
 
 
 def made_by(reverts: Reverts, given: ExecutionResult | CommitResult | PlanRows) -> MadeCalls:
@@ -73,24 +65,9 @@ async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
     call = made.call
     assert call is not None
     assert made.result is not None
-    spec = revert_spec(call.name, call.options, dict(call.args), made.result.guest_value())
+    spec = ToolSpec.reverting(call.name, call.options, dict(call.args), made.result.guest_value())
     registry = ToolRegistry([spec])
     try:
         return await registry.dispatch(spec.definition.name, {"args": call.args}, context=run)
     except (ToolAbort, AuditError) as exc:
         return ToolResult.fail(f"it was not reverted: {exc}", code=ErrorCode.UNAVAILABLE)
-
-
-def revert_spec(tool: str, options: ToolOptions, args: dict[str, Any], value: Any) -> ToolSpec:
-    """Return the tool that undoes one call of another one, with the arguments and the result of the call."""
-    revert = options.revert
-    assert revert is not None
-    definition = ToolDefinition(f"revert_{tool}"[:NAME_CHARS], f"Undo a call of {tool}.", SCHEMA)
-    own = ToolOptions(timeout_s=options.timeout_s, expose_errors=True)
-    if not is_async(revert):
-        return positional_spec(definition, lambda _args: revert(args, value), own)
-
-    async def undo(_args: Any) -> Any:
-        return await revert(args, value)
-
-    return positional_spec(definition, undo, own)

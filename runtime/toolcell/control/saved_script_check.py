@@ -17,7 +17,7 @@ from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.control.type_check import TypeChecker
 from toolcell.errors import ToolcellError
-from toolcell.results.effects import Preflight
+from toolcell.results import Preflight
 from toolcell.tools.adapters import AgentTool
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.saved_script import SavedScript, ToolThen, changes, load_scripts

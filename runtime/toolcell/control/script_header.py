@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.config import Limits
+from toolcell.config import Limits, OnApproval
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
-from toolcell.results.effects import Preflight
-from toolcell.run.options import OnApproval
+from toolcell.results import Preflight
 from toolcell.run.run import Script
 from toolcell.sandbox.backend import GuestFile
 
@@ -67,11 +66,10 @@ def continued_context(journal: Journal, given: RunContext | None) -> RunContext:
 
 def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
     """Return the script of a journal's header."""
-    files = tuple(GuestFile(name, data) for name, data in header["files"])
     return Script(
         source=header["source"],
         inputs=header["inputs"],
-        files=files,
+        files=tuple(GuestFile(name, data) for name, data in header["files"]),
         limits=Limits(**header["limits"]),
         lint=header["lint"],
         seed=header["seed"],

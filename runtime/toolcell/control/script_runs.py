@@ -15,7 +15,7 @@ from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits, check_types_of
 from toolcell.results import ExecutionResult
 from toolcell.run.calls import FinishedRuns, ListedCalls
-from toolcell.run.options import RunHandlers, RunOptions
+from toolcell.run.options import RunOptions
 from toolcell.run.run import Run, Script, script_from
 from toolcell.run.runs import Runs, count_cpu
 from toolcell.support.copies import changed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolcell.control.type_check import CheckerHost, Earlier, TypeChecker
     from toolcell.journal.ledger import Journal
     from toolcell.journal.store import JournalStore
-    from toolcell.results.effects import Preflight
+    from toolcell.results import Preflight
 
 
 class ScriptChecks:
@@ -205,7 +205,7 @@ class ScriptRuns:
         )
 
     async def carry_on(
-        self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers
+        self, journal: Journal, tools: CallableTools, context: RunContext | None, options: RunOptions
     ) -> ExecutionResult:
         """Run the script of a journal that was taken."""
         from toolcell.control.journaled_calls import JournaledCalls
@@ -215,7 +215,7 @@ class ScriptRuns:
         journal.begin_again()
         try:
             context = continued_context(journal, context)
-            run = await self._runs.prepare(script_of(header), tools, context, journal.link, handlers)
+            run = await self._runs.prepare(script_of(header), tools, context, journal.link, options)
             journal.share_labels(run.context.state.labels)
             run.join(
                 JournaledCalls(

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
 
-from toolcell.calls.call import Approvals, Approve, Block, Call, Decision, Deny, Edit, Feature
+from toolcell.calls.call import (
+    AlreadyMade,
+    Approvals,
+    Approve,
+    Block,
+    Call,
+    Decision,
+    Deny,
+    Edit,
+    Feature,
+    ResumeDecision,
+)
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import RunEnded, UsageError
@@ -24,16 +34,6 @@ from toolcell.results import Outcome, PendingCall
 from toolcell.support.checks import brief
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyMade:
-    """The call in doubt was made, and this is its result. It is not repeated."""
-
-    value: Any = None
-
-
-ResumeDecision = Approve | Deny | Edit | AlreadyMade
 
 
 def recorded(
@@ -87,8 +87,7 @@ def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, objec
     """
     if not isinstance(decisions, Mapping):
         raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")
-    unknown = [str(each) for each in decisions if each not in known]
-    if unknown:
+    if unknown := [str(each) for each in decisions if each not in known]:
         raise UsageError(f"no call {', '.join(unknown)} waits for a decision; these do: {', '.join(known) or 'none'}")
 
 
@@ -98,23 +97,10 @@ makes in parallel come together, so they are suspended together."""
 
 IN_DOUBT: Final = "in doubt: it had started when its host ended, and its result is not known"
 
-DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
-
 BELOW: Final = (
     "it needs approval, and a call below a script's own call cannot wait for it: let the tool that the script calls "
     "require approval, or answer with an approval hook (on_approval='ask')"
 )
-
-
-class Denial(Approvals):
-    """The `Approvals` of a run in which nobody can be asked."""
-
-    def __init__(self, why: str = DENIED) -> None:
-        self._why = why
-
-    async def decide(self, call: Call, /) -> Any:
-        """Refuse."""
-        return Block(f'tool "{call.name}" was refused: {self._why}')
 
 
 class JournalApprovals(Approvals):
@@ -153,12 +139,23 @@ Hold = Callable[[JournalEntry, dict[str, Any], str, str], Awaitable[Block]]
 """Lets a call wait: its entry, arguments and their digest, and why."""
 
 
-async def answer_in_doubt(entry: JournalEntry, options: ToolOptions, hold: Hold) -> ToolResult | None:
-    """Return the answer of a call that had started when its host ended; None when it is to be made again."""
-    if options.read_only or options.idempotent:
+def is_repeatable(options: ToolOptions) -> bool:
+    """Return whether a call may be made again without anybody's decision."""
+    return bool(options.read_only or options.idempotent)
+
+
+async def recorded_answer(entry: JournalEntry, options: ToolOptions, hold: Hold | None) -> ToolResult | None:
+    """Return the answer of a call that has one, or had started when its host ended; None when it is to be made.
+
+    `hold`: None where every call in doubt was decided about.
+    """
+    if entry.answer or not entry.is_in_doubt:
+        return entry.result() if entry.answer else None
+    if is_repeatable(options):
         entry.is_started = False
         return None
     if (decision := entry.decision) is None:
+        assert hold is not None
         args = dict(entry.args if entry.edited is None else entry.edited)
         return refusal((await hold(entry, args, await digest_of_call(entry.tool, args), IN_DOUBT)).reason)
     return ToolResult.of(decision.data) if decision.kind == "made" else refusal(decision.data)

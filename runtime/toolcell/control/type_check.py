@@ -232,8 +232,7 @@ class Checkers:
                 from toolcell.sandbox.process.programs import copy_type_checker
 
                 backend = ProcessBackend(packages=await run_sync(copy_type_checker), program=ONLY_PROGRAM)
-                pool = PoolConfig(warm=1, cap=MAX_CHECKERS + 1)
-                runtime = self._make(backend=backend, limits=LIMITS, pool=pool)
+                runtime = self._make(backend=backend, limits=LIMITS, pool=PoolConfig(warm=1, cap=MAX_CHECKERS + 1))
                 await runtime.open()
                 self._runtime = runtime
             return self._runtime
@@ -439,12 +438,10 @@ def stubs_of(given: list[Described]) -> str:
 
 def given_names(inputs: Mapping[str, Any] | None, known: Iterable[str] = ()) -> str:
     """Return the inputs of one script, and other names that it may use, as lines of a `.pyi` file."""
-    types = dict.fromkeys(known, "Any") | {name: _type_of(value) for name, value in dict(inputs or {}).items()}
+    types = dict.fromkeys(known, "Any") | {
+        name: _TYPES.get(type(value), "Any") for name, value in dict(inputs or {}).items()
+    }
     return "".join(f"{name}: {written}\n" for name, written in sorted(types.items()) if is_identifier(name))
-
-
-def _type_of(value: Any) -> str:
-    return _TYPES.get(type(value), "Any")
 
 
 def read_findings(rows: Any) -> tuple[Mapping[str, Any], ...]:

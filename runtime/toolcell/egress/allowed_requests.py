@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import anyio
 
+from toolcell.calls.run_state import Secrets
 from toolcell.egress.connector import GuardedBackend
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import LIMIT, refused
@@ -18,7 +19,6 @@ from toolcell.egress.rules import Allow, RuleBook
 from toolcell.egress.urls import Target
 from toolcell.errors import ToolError
 from toolcell.support.token_bucket import TokenBucket
-from toolcell.tools import Secrets
 
 
 class AllowedRequests:

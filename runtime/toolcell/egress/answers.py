@@ -104,7 +104,7 @@ class AnswerBody:
         inflater: Inflater | None,
     ) -> None:
         """`count`: is told how many bytes a script gets; raises when they are too many. `echoes`: what is taken out."""
-        self._pieces, self._close, self._count = pieces, close, count
+        self._pieces, self.aclose, self._count = pieces, close, count
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
         self._lock = anyio.Lock()
@@ -186,6 +186,3 @@ class AnswerBody:
     @property
     def is_empty(self) -> bool:
         return self.is_at_end and not self._buffer
-
-    async def aclose(self) -> None:
-        await self._close()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from toolcell.calls.run_state import Secrets
 from toolcell.config import Limits
 from toolcell.egress.allowed_requests import AllowedRequests
 from toolcell.egress.packages import PackageIndex
@@ -15,7 +16,6 @@ from toolcell.egress.resolver import Resolver
 from toolcell.egress.rules import PLACEHOLDER, Allow, label_set
 from toolcell.errors import UsageError
 from toolcell.support.checks import check_kind
-from toolcell.tools import Secrets
 
 
 class Egress:

@@ -28,7 +28,7 @@ PARAMETER_OVERRIDES: Final = frozenset({
 PLAIN_CHARSETS: Final = re.compile(r"utf-?8|(us-)?ascii|iso-?8859-\d+|latin-?1|windows-125\d")
 """In which names are written as in ASCII."""
 
-PIECE_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 64 * 1024
 """Part of a body that is looked through at once."""
 
 INFLATED_BYTES: Final = 64 * 1024 * 1024
@@ -169,8 +169,7 @@ def _forms(request: HttpRequest) -> set[str]:
         ToolError: it is a form that cannot be looked through.
     """
     found: set[str] = set()
-    types = _values(request, "content-type")
-    for each in types:
+    for each in _values(request, "content-type"):
         form = "parts" if "multipart" in each else "parameters" if "form" in each else ""
         if (form or "json" in each) and (len(coded := _codings(request)) > 1 or coded[:1] not in ([], ["gzip"])):
             raise refused(f"{request}: its body is compressed in another way than gzip; send it as it is")

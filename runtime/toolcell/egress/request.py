@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -221,25 +221,16 @@ def filled_header(request: HttpRequest, rule: Allow, secrets: Mapping[str, str],
     return value
 
 
-class _Noted(Mapping[str, str]):
+class _Noted(dict[str, str]):
     """Secrets that take note of which of them are asked for."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        self._secrets = secrets
+        super().__init__(secrets)
         self.names: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
         self.names.add(name)
-        return self._secrets[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._secrets
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._secrets)
-
-    def __len__(self) -> int:
-        return len(self._secrets)
+        return super().__getitem__(name)
 
 
 def secret_names(request: HttpRequest, rule: Allow, secrets: Mapping[str, str]) -> list[str]:

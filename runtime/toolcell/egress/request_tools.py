@@ -32,7 +32,6 @@ from toolcell.tools import (
     ToolOptions,
     ToolResult,
     ToolSpec,
-    compile_tool,
 )
 from toolcell_bridge.wire.messages import HTTP, HTTP_READ, INSTALL_PACKAGE, PART_BYTES
 
@@ -82,7 +81,7 @@ class _AsReceived(ArgumentChecker):
 
 
 def _tool(spec: ToolSpec) -> RegisteredTool:
-    made = compile_tool(spec)
+    made = spec.compile()
     return RegisteredTool(spec, _AsReceived(spec.definition, "off", "forbid"), made.aliases, made.identity)
 
 

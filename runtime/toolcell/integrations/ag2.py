@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
-import anyio
-
 from toolcell.config import Limits
-from toolcell.errors import SessionError, ToolError, UsageError
+from toolcell.errors import SessionError, ToolError
 from toolcell.integrations.base import (
     ConversationSessions,
     RuntimeOwner,
@@ -24,10 +22,10 @@ from toolcell.integrations.base import (
     instructions,
     missing_package,
     program_output,
+    tool_of,
     tools_with,
 )
 from toolcell.runtime import Runtime
-from toolcell.sessions import Session
 from toolcell.support.checks import text_of
 from toolcell.tools import ToolRegistry, ToolSpec
 
@@ -63,11 +61,9 @@ class ToolcellEnvironment(CodeEnvironment):
     ) -> None:
         self._owner = RuntimeOwner(runtime, options)
         self._limits = limits
-        self._tools = [_tool(each) for each in tools]
+        self._tools = [tool_of(each, FunctionTool, FunctionTool.ensure_tool, "AG2") for each in tools]
         self._callable(ConversationContext(MemoryStream()))  # refuses wrong tools now
-        self._sessions = ConversationSessions()
-        self._is_open = False
-        self._lock = anyio.Lock()
+        self._sessions = ConversationSessions(self._owner)
 
     @property
     def supported_languages(self) -> tuple[CodeLanguage, ...]:
@@ -95,7 +91,9 @@ class ToolcellEnvironment(CodeEnvironment):
             return CodeRunResult(f"Language {language!r:.40} is not enabled. Available: ['python']", 2)
         context = context or ConversationContext(MemoryStream(), variables={})
         try:
-            session = await self._session(context)
+            session = await self._sessions.get(
+                context.stream.id, lambda: self._owner.runtime.session(limits=self._limits)
+            )
             result = await session.execute_code(code, tools=self._callable(context))
         except SessionError as exc:
             return CodeRunResult(str(exc), 1)
@@ -104,14 +102,7 @@ class ToolcellEnvironment(CodeEnvironment):
 
     async def aclose(self) -> None:
         """Destroy every session, and end the code that runs in them. May be called twice."""
-        with anyio.CancelScope(shield=True):
-            async with self._lock:
-                was_open, self._is_open = self._is_open, False
-                try:
-                    await self._sessions.close_all()
-                finally:
-                    if was_open:
-                        await self._owner.close()
+        await self._sessions.close_all()
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,25 +113,8 @@ class ToolcellEnvironment(CodeEnvironment):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # an agent copies its tools, and the sandboxes stay those that `aclose` ends
 
-    async def _session(self, context: ConversationContext) -> Session:
-        async with self._lock:
-            if not self._is_open:
-                await self._owner.open()
-                self._is_open = True
-            return await self._sessions.get(context.stream.id, lambda: self._owner.runtime.session(limits=self._limits))
-
     def _callable(self, context: ConversationContext) -> ToolRegistry:
-        """Return what the code of a conversation may call."""
         return tools_with(self._owner.runtime.registry, [_spec(tool, context) for tool in self._tools])
-
-
-def _tool(tool: Any) -> FunctionTool:
-    if isinstance(tool, FunctionTool):
-        return tool
-    if isinstance(tool, type) or not callable(tool):
-        raise UsageError(f"a tool of AG2 that code can call is a FunctionTool or a function, not {tool!r:.80}")
-    made: FunctionTool = FunctionTool.ensure_tool(tool)
-    return made
 
 
 def _spec(tool: FunctionTool, context: ConversationContext) -> ToolSpec:

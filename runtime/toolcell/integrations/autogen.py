@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import anyio
 
 from toolcell.config import Limits
-from toolcell.errors import SessionError, UsageError
+from toolcell.errors import SessionError
 from toolcell.integrations.base import (
     RuntimeOwner,
     framework_tool,
     instructions,
     missing_package,
     program_output,
+    tool_of,
     tools_with,
 )
 from toolcell.runtime import Runtime
@@ -60,7 +61,7 @@ class ToolcellSessionCodeExecutor(CodeExecutor):
         super().__init__()
         self._owner = RuntimeOwner(runtime, options)
         self._limits = limits
-        self._tools = [_tool(each) for each in tools]
+        self._tools = [tool_of(each, BaseTool, _tool, "AutoGen") for each in tools]
         self._callable(CancellationToken())  # refuses wrong tools now
         self._session: Session | None = None
 
@@ -141,12 +142,8 @@ class ToolcellSessionCodeExecutor(CodeExecutor):
         return done.exit_code, done.stdout + done.stderr
 
 
-def _tool(tool: Any) -> BaseTool[Any, Any]:
-    if isinstance(tool, BaseTool):
-        return tool
-    if isinstance(tool, type) or not callable(tool):
-        raise UsageError(f"a tool of AutoGen is a BaseTool or a function, not {tool!r:.80}")
-    return FunctionTool(tool, (tool.__doc__ or "").strip())
+def _tool(function: Callable[..., Any]) -> BaseTool[Any, Any]:
+    return FunctionTool(function, (function.__doc__ or "").strip())
 
 
 def _spec(tool: BaseTool[Any, Any], token: CancellationToken) -> ToolSpec:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 
@@ -25,25 +25,11 @@ from toolcell.sessions import Session, SyncSession
 from toolcell.support.checks import is_async, text_of
 from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime
-from toolcell.tools import (
-    MAX_VALUE_CHARS,
-    Image,
-    ToolDefinition,
-    ToolOptions,
-    ToolRegistry,
-    ToolSpec,
-    code_result,
-    describe_code,
-    describe_failure,
-    positional_spec,
-    with_options,
-)
-
-if TYPE_CHECKING:
-    from toolcell.sessions import SyncSession
+from toolcell.tools import CodeTool, Image, ToolDefinition, ToolOptions, ToolRegistry, ToolSpec
 
 MAX_SESSIONS = 64
 """Conversations of one adapter whose state is kept."""
+T = TypeVar("T")
 FrameworkCall = Callable[[dict[str, Any]], Any | Awaitable[Any]]
 """Calls a framework's tool with arguments by name. May be async."""
 
@@ -80,8 +66,8 @@ def framework_tool(
     said = (description or "").strip()
     if len(said) < MIN_DESCRIPTION_CHARS:  # which nobody who uses the framework is to be warned of
         said = f"{said} Call it as {name}(...).".strip()
-    definition, known = ToolDefinition(name, said, schema), with_options(ToolOptions(), options)
-    return positional_spec(definition, _showing(call, shows), known, source or call)
+    definition, known = ToolDefinition(name, said, schema), ToolOptions().changed(options)
+    return ToolSpec.positional(definition, _showing(call, shows), known, source or call)
 
 
 def _showing(call: FrameworkCall, shows: tuple[type[Exception], ...]) -> FrameworkCall:
@@ -106,6 +92,21 @@ def _showing(call: FrameworkCall, shows: tuple[type[Exception], ...]) -> Framewo
     return called
 
 
+def tool_of(tool: Any, kind: type[T], make: Callable[[Any], T], framework: str) -> T:
+    """Return a framework's tool: the one that was given, or what `make` makes of a function.
+
+    Raises:
+        UsageError: it is neither a tool nor a function.
+    """
+    if isinstance(tool, kind):
+        return tool
+    if isinstance(tool, type) or not callable(tool):
+        cure = "; give the tools of a toolset: [*await toolset.get_tools()]" if hasattr(tool, "get_tools") else ""
+        wanted = f"a tool of {framework} that code can call is a {kind.__name__} or a function"
+        raise UsageError(f"{wanted}, not {tool!r:.80}{cure}")
+    return make(tool)
+
+
 def tools_with(registry: ToolRegistry, tools: Iterable[Any]) -> ToolRegistry:
     """Return a registry with the tools of `registry` and a framework's, under the hooks and rules of `registry`.
 
@@ -117,12 +118,12 @@ def tools_with(registry: ToolRegistry, tools: Iterable[Any]) -> ToolRegistry:
 
 def text_for_model(result: ExecutionResult, *, with_logs: bool = True) -> str:
     """Return a run's result as a model reads it: the value or the error, then what was printed; long ones are cut."""
-    return message_text(code_result(result, with_logs=with_logs))
+    return message_text(CodeTool.result(result, with_logs=with_logs))
 
 
 def pictures(result: ExecutionResult) -> tuple[Image, ...]:
     """Return the pictures of a run that a model is shown: among its files, and in its result."""
-    return shown_images(code_result(result).images)
+    return shown_images(CodeTool.result(result).images)
 
 
 class RuntimeOwner:
@@ -214,7 +215,9 @@ class ConversationSessions:
     Of more than `MAX_SESSIONS`, the one that was used longest ago and waits for no decision is closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: RuntimeOwner | None = None) -> None:
+        """`owner`: of their runtime, which is open from the first session on until all are closed."""
+        self._owner, self._is_open = owner, owner is None
         self._sessions: dict[Hashable, Session] = {}
         self._lock = anyio.Lock()
 
@@ -225,6 +228,9 @@ class ConversationSessions:
             SandboxUnavailable: no sandbox could be started.
         """
         async with self._lock:
+            if self._owner is not None and not self._is_open:
+                await self._owner.open()
+                self._is_open = True
             session = self._sessions.pop(conversation, None)
             if session is None:
                 session = make()
@@ -244,6 +250,9 @@ class ConversationSessions:
         """Close every session, and end the code that runs in them. Cancellation: shielded."""
         with anyio.CancelScope(shield=True):
             async with self._lock, AsyncExitStack() as stack:
+                if self._owner is not None and self._is_open:
+                    self._is_open = False
+                    stack.push_async_callback(self._owner.close)
                 for session in self._sessions.values():
                     stack.push_async_callback(session.close)
                 self._sessions.clear()
@@ -291,12 +300,12 @@ def program_output(result: ExecutionResult) -> ProgramOutput:
     stdout, stderr = result.logs.stdout, result.logs.stderr
     if result.value is not None:
         shown = result.value if isinstance(result.value, str) else to_json(result.value)
-        stdout = f"{_ending_line(stdout)}{cut_text(shown, MAX_VALUE_CHARS)[0]}\n"
+        stdout = f"{_ending_line(stdout)}{cut_text(shown, CodeTool.MAX_VALUE_CHARS)[0]}\n"
     if result.ok:
         return ProgramOutput(stdout, stderr, 0)
     own = result.error.exit_code if result.error is not None else None
     code = own if own and 0 < own < 256 else _EXIT_CODES.get(result.outcome, 1)
-    return ProgramOutput(stdout, f"{_ending_line(stderr)}{describe_failure(result)}\n", code)
+    return ProgramOutput(stdout, f"{_ending_line(stderr)}{CodeTool.failure(result)}\n", code)
 
 
 def _ending_line(text: str) -> str:
@@ -307,4 +316,4 @@ def instructions(
     registry: ToolRegistry, runtime: Runtime, limits: Limits | None = None, *, keeps_state: bool = True
 ) -> str:
     """Return instructions for a model that writes code: what a script may use, and the tools with their types."""
-    return describe_code(registry.state.visible, runtime, limits, keeps_state=keeps_state)
+    return CodeTool(runtime).describe(registry.state.visible, limits, keeps_state=keeps_state)

@@ -11,15 +11,14 @@ from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from toolcell.calls.run_state import new_id
-from toolcell.config import Limits
+from toolcell.config import Limits, OnApproval
 from toolcell.errors import UsageError
 from toolcell.integrations.base import ConversationSessions, missing_package
-from toolcell.run import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support.checks import brief, check_kind, check_one_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools import CODE_TOOL, ToolRegistry, python_stubs
+from toolcell.tools import CodeTool, Origin, ToolRegistry
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -34,6 +33,8 @@ except ModuleNotFoundError as exc:
 from toolcell.integrations.langchain import GraphScripts, inner_runtime, registry_with
 
 Mode = Literal["thread", "turn", "call"]
+STUBS_CHARS = 200_000
+"""Most characters of the tools in the system message: past it they are shown in less detail."""
 
 
 class CodeInterpreterState(AgentState[Any]):
@@ -56,7 +57,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         *,
         ptc: Sequence[str | BaseTool] = (),
         mode: Mode = "thread",
-        tool_name: str = CODE_TOOL,
+        tool_name: str = CodeTool.NAME,
         interrupt_on: Mapping[str, bool | Mapping[str, Any]] | None = None,
         limits: Limits | None = None,
         on_approval: OnApproval = "suspend",
@@ -81,7 +82,12 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         self._sessions = ConversationSessions()
         self._given = runtime
         scripts = GraphScripts(
-            runtime, self._place, tools=self._tools_in, limits=limits, on_approval=on_approval, reviews=reviews
+            runtime,
+            self._place,
+            tools=lambda graph: self._registry(graph.tools if graph is not None else ()),
+            limits=limits,
+            on_approval=on_approval,
+            reviews=reviews,
         )
         self.tools = [scripts.as_tool(tool_name, None)]
 
@@ -115,16 +121,19 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         tools = self._callable(request.tools)
         if not tools:
             return request
-        merged = self._registry(tools).state.tools
-        stubs = python_stubs((merged[each.name].definition, merged[each.name].options.returns) for each in tools)
+        described = self._registry(tools).subset([each.name for each in tools])
+        if not (names := described.names(Origin.CODE)):
+            return request
+        _, stubs = described.shown_within(STUBS_CHARS)
         stays = _STAYS[self._mode]
-        said = f"Scripts of `{self._name}` may also call these tools.{stays}\n\n```python\n{stubs}\n```"
+        if stubs:
+            said = f"Scripts of `{self._name}` may also call these tools.{stays}\n\n```python\n{stubs}\n```"
+        else:
+            search = "print(search_tools('what it is to do')) in a script finds the right ones"
+            said = f"Scripts of `{self._name}` may also call {len(names)} tools: too many to list. {search}.{stays}"
         return request.override(system_message=_extended(request.system_message, said))
 
     # Sessions.
-
-    def _tools_in(self, graph: ToolRuntime | None) -> ToolRegistry:
-        return self._registry(graph.tools if graph is not None else ())
 
     async def _place(self, graph: ToolRuntime | None) -> Runtime | Session:
         name = graph.state.get("toolcell_session") if graph is not None else None
@@ -141,8 +150,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
 
     def after_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
         """Close the session of the turn."""
-        name = state.get("toolcell_session")
-        if name is None or not self._is_over():
+        if (name := self._ended(state)) is None:
             return None
         if name in self._sessions and isinstance(self._given, SyncRuntime):
             self._given.call(partial(self._sessions.close, name))
@@ -150,15 +158,16 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
 
     async def aafter_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
         """Close the session of the turn."""
-        name = state.get("toolcell_session")
-        if name is None or not self._is_over():
+        if (name := self._ended(state)) is None:
             return None
         await self._sessions.close(name)
         return {"toolcell_session": None}
 
-    def _is_over(self) -> bool:
-        """Return True when the next turn has no use for the session: nobody keeps the state of this thread."""
-        return self._mode == "turn" or "thread_id" not in get_config().get("configurable", {})
+    def _ended(self, state: CodeInterpreterState) -> str | None:
+        """Return the session that the next turn has no use for: nobody keeps the state of this thread."""
+        name = state.get("toolcell_session")
+        is_over = name and (self._mode == "turn" or "thread_id" not in get_config().get("configurable", {}))
+        return name if is_over else None
 
 
 _STAYS: Mapping[Mode, str] = {

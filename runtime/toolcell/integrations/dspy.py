@@ -26,7 +26,7 @@ from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.sessions import SyncSession
 from toolcell.sync import SyncRuntime
-from toolcell.tools import ToolRegistry, ToolSpec, describe_failure
+from toolcell.tools import CodeTool, ToolRegistry, ToolSpec
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
@@ -134,11 +134,9 @@ class ToolcellInterpreter:
         if self._session is not None:
             return
         try:
-            session = self._owner.open().session(limits=self._limits)
-            session.__enter__()
+            self._session = self._owner.open().session(limits=self._limits).__enter__()
         except ToolcellError as exc:
             raise CodeInterpreterError(f"no session could be opened: {exc}") from exc
-        self._session = session
 
     @with_callbacks  # type: ignore[untyped-decorator, unused-ignore]
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
@@ -248,7 +246,7 @@ class ToolcellInterpreter:
     def _prepare(self, source: str, registry: ToolRegistry, inputs: dict[str, Any]) -> None:
         result = self._run(source, registry, inputs, lint="off")
         if not result.ok:
-            raise UsageError(f"the session could not be prepared: {describe_failure(result)}")
+            raise UsageError(f"the session could not be prepared: {CodeTool.failure(result)}")
 
     def _run(self, source: str, registry: ToolRegistry, inputs: dict[str, Any], **options: Any) -> ExecutionResult:
         assert self._session is not None
@@ -268,7 +266,7 @@ def interpreter_factory(runtime: SyncRuntime, **options: Any) -> Callable[[], To
 def _output(result: ExecutionResult) -> Any:
     """Return a run's result as DSPy's interpreters do, or raise its failure."""
     if not result.ok:
-        said = describe_failure(result)
+        said = CodeTool.failure(result)
         if printed := result.logs.text.rstrip("\n"):
             said = f"{printed}\n{said}"
         if result.outcome is Outcome.ERROR and result.error is not None and result.error.type in _SYNTAX_ERRORS:

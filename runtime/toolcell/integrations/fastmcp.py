@@ -18,7 +18,7 @@ from toolcell.errors import RegistrationError, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, pictures, text_for_model
 from toolcell.results import ExecutionResult, ToolCallRecord
 from toolcell.runtime import Runtime
-from toolcell.tools import Origin, ToolRegistry, ToolResult, ToolSpec, current_context, function_spec
+from toolcell.tools import Origin, ToolRegistry, ToolResult, ToolSpec, current_context
 
 try:
     from fastmcp import FastMCP
@@ -160,7 +160,7 @@ class _ExternalCalls:
 
     def _function(self, name: str) -> ToolSpec:
         function = self.functions[name]
-        return function_spec(function, name=name, description=f"{name} of the program that runs the script.")
+        return ToolSpec.of_function(function, name=name, description=f"{name} of the program that runs the script.")
 
     async def _tool(self, name: str) -> ToolSpec:
         """Return one of the server's tools. FastMCP itself looks it up again, and checks who may call it."""

@@ -28,6 +28,7 @@ from toolcell.integrations.base import (
     missing_package,
     pictures,
     program_output,
+    tool_of,
     tools_with,
 )
 from toolcell.results import ExecutionResult
@@ -41,6 +42,7 @@ try:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.code_executors import BaseCodeExecutor
     from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
+    from google.adk.models import LlmRequest
     from google.adk.tools import BaseTool, FunctionTool, ToolContext
     from google.adk.tools.tool_confirmation import ToolConfirmation
 except ModuleNotFoundError as exc:
@@ -80,7 +82,7 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
         fields = {name: options.pop(name) for name in [*options] if name in type(self).model_fields}
         super().__init__(**fields)
         self._owner = SyncRuntimeOwner(runtime, options)
-        self._tools = [_tool(each) for each in tools]
+        self._tools = [tool_of(each, BaseTool, FunctionTool, "ADK") for each in tools]
         own = limits or self._owner.runtime.runtime.limits
         if self.timeout_seconds is not None:
             own = own.model_copy(update={"wall_s": self.timeout_seconds})
@@ -155,7 +157,8 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
 
     def _run(self, code: str, execution_id: str | None, options: dict[str, Any]) -> ExecutionResult:
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise UsageError("this ToolcellCodeExecutor was closed; make another one")
             runtime = self._owner.open()
             place: Runtime | Session = runtime.runtime
             if execution_id is not None:
@@ -163,22 +166,8 @@ class ToolcellCodeExecutor(BaseCodeExecutor):
                 place = runtime.call(partial(self._sessions.get, execution_id, make))
         return runtime.call(partial(place.execute_code, code, **options))
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise UsageError("this ToolcellCodeExecutor was closed; make another one")
-
     def _callable(self, context: InvocationContext | None) -> ToolRegistry:
-        """Return what the code of an invocation may call."""
         return tools_with(self._owner.registry, [_spec(tool, context) for tool in self._tools])
-
-
-def _tool(tool: Any) -> BaseTool:
-    if isinstance(tool, BaseTool):
-        return tool
-    if isinstance(tool, type) or not callable(tool):
-        cure = "; give the tools of a toolset: [*await toolset.get_tools()]" if hasattr(tool, "get_tools") else ""
-        raise UsageError(f"a tool of ADK that code can call is a BaseTool or a function, not {tool!r:.80}{cure}")
-    return FunctionTool(tool)
 
 
 def _spec(tool: BaseTool, context: InvocationContext | None) -> ToolSpec:
@@ -198,14 +187,16 @@ def _spec(tool: BaseTool, context: InvocationContext | None) -> ToolSpec:
     # ADK calls a synchronous function in its event loop, which would hold up every other run.
     blocks = isinstance(tool, FunctionTool) and not is_async(tool.func)
     call = run_in_thread if blocks else run
-    parameters = _parameters(tool)
-    return framework_tool(tool.name, tool.description, parameters, call, source=tool, requires_approval=confirms)
+    return framework_tool(tool.name, tool.description, _parameters(tool), call, source=tool, requires_approval=confirms)
 
 
 def _parameters(tool: BaseTool) -> dict[str, Any] | None:
-    declared = tool._get_declaration()
-    if declared is None:
+    request = LlmRequest()
+    request.append_tools([tool])
+    found = next(iter(request.config.tools or ()), None)
+    if found is None:
         return None
+    (declared,) = found.function_declarations
     if isinstance(schema := declared.parameters_json_schema, dict):
         return schema
     if declared.parameters is None:

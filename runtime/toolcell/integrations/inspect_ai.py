@@ -78,8 +78,7 @@ def toolcell_python(
         return [ContentText(text=text), *map(_content, images)] if images else text
 
     description = instructions(registry, owner.runtime, limits, keeps_state=False)
-    made = ToolDef(execute, name="python", description=description, viewer=_viewer)
-    return made.as_tool()
+    return ToolDef(execute, name="python", description=description, viewer=_viewer).as_tool()
 
 
 def _content(image: Image) -> ContentImage:

@@ -147,6 +147,5 @@ def bring(target: str, most_bytes: int) -> list[str] | None:
 
 
 def remove_carried() -> None:
-    """Remove what a reading left."""
     with contextlib.suppress(OSError):
         os.unlink(CARRIED)

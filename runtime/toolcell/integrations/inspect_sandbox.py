@@ -134,7 +134,6 @@ class ToolcellSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """Return the settings that a log has."""
         return ToolcellSandbox.model_validate(config)
 
     async def exec(

@@ -73,7 +73,6 @@ class _Options(argparse.ArgumentParser):
         return parser
 
     def parse(self, line: str) -> argparse.Namespace:
-        """Return the options that follow `%%toolcell`."""
         try:
             options = self.parse_args(shlex.split(line))
         except ValueError as exc:  # a quotation mark that nothing closes

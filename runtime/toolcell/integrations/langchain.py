@@ -9,7 +9,7 @@ What a script has done until then is a task of the graph: the checkpointer keeps
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,28 +18,17 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError
 
-from toolcell.config import Limits
-from toolcell.control import ResumeDecision
+from toolcell.calls.call import ResumeDecision
+from toolcell.config import Limits, OnApproval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult
-from toolcell.run import OnApproval, RunOptions
+from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support.checks import brief, check_kind
 from toolcell.sync import SyncRuntime
-from toolcell.tools import (
-    CODE_TOOL,
-    Approve,
-    Deny,
-    Edit,
-    RunContext,
-    ToolRegistry,
-    ToolSpec,
-    current_context,
-    describe_code,
-    flows_of,
-)
+from toolcell.tools import Approve, CodeTool, Deny, Edit, RunContext, ToolRegistry, ToolSpec, current_context
 
 try:
     from langchain.tools import InjectedState, InjectedStore, InjectedToolCallId, ToolRuntime
@@ -79,7 +68,7 @@ def code_execution_tool(
     runtime: Runtime | SyncRuntime | Session,
     *,
     tools: Iterable[Any] = (),
-    name: str = CODE_TOOL,
+    name: str = CodeTool.NAME,
     description: str | None = None,
     limits: Limits | None = None,
     on_approval: OnApproval = "suspend",
@@ -102,8 +91,7 @@ def code_execution_tool(
     async def place(graph: ToolRuntime | None) -> Runtime | Session:
         return runtime if isinstance(runtime, Session) else inner_runtime(runtime)
 
-    scripts = GraphScripts(runtime, place, lambda graph: registry, limits, on_approval)
-    return scripts.as_tool(name, description)
+    return GraphScripts(runtime, place, lambda graph: registry, limits, on_approval).as_tool(name, description)
 
 
 def registry_with(registry: ToolRegistry, tools: Iterable[Any], ask: Iterable[str] = ()) -> ToolRegistry:
@@ -246,35 +234,32 @@ class GraphScripts:
         def run(code: str, runtime: ToolRuntime = None) -> Any:
             if not isinstance(self._given, SyncRuntime):
                 raise UsageError(f"{name} runs in a Runtime: use ainvoke or astream, or give it a SyncRuntime")
-            script = self._script(code)
-            step = next(script)
-            while True:
-                work = partial(self._given.call, partial(self._do, step, runtime))
-                answer = task(work, name=name)().result() if self._may_wait(runtime) else work()
-                try:
-                    step = script.send(answer)
-                except StopIteration:
-                    return _message_parts(answer, name, runtime)
+            steps = self._steps(code, name, runtime)
+            try:
+                step = next(steps)
+                while True:
+                    work = partial(self._given.call, step)
+                    step = steps.send(task(work, name=name)().result() if self._may_wait(runtime) else work())
+            except StopIteration as done:
+                return done.value
 
         async def run_async(code: str, runtime: ToolRuntime = None) -> Any:
             if isinstance(self._given, SyncRuntime):
                 raise UsageError(f"{name} runs in a SyncRuntime: use invoke or stream, or give it a Runtime")
-            script = self._script(code)
-            step = next(script)
-            while True:
-                work = partial(self._do, step, runtime)
-                answer = await (task(work, name=name)() if self._may_wait(runtime) else work())
-                try:
-                    step = script.send(answer)
-                except StopIteration:
-                    return _message_parts(answer, name, runtime)
+            steps = self._steps(code, name, runtime)
+            try:
+                step = next(steps)
+                while True:
+                    step = steps.send(await (task(step, name=name)() if self._may_wait(runtime) else step()))
+            except StopIteration as done:
+                return done.value
 
         home = inner_runtime(self._given)
         return StructuredTool.from_function(
             run,
             run_async,
             name=name,
-            description=description or describe_code(self._tools(None).state.visible, home),
+            description=description or CodeTool(home).describe(self._tools(None).state.visible),
             args_schema=CodeArguments,
             infer_schema=False,
             response_format="content_and_artifact",
@@ -282,13 +267,18 @@ class GraphScripts:
             metadata={"ls_code_input_language": "python"},
         )
 
-    def _script(self, code: str) -> Generator[_Step, Answer, None]:
-        """Give the steps of one script: each is answered before the next. Between them the graph is interrupted."""
+    def _steps(
+        self, code: str, name: str, graph: ToolRuntime | None
+    ) -> Generator[Callable[[], Coroutine[Any, Any, Answer]], Answer, tuple[Any, Any]]:
+        """Yield the steps of a script: each is answered before the next. Between them the graph is interrupted.
+
+        Returns content and artifact of the tool's message.
+        """
         step = _Step(code)
         while True:
-            answer = yield step
+            answer = yield partial(self._do, step, graph)
             if not answer["token"]:
-                return
+                return _message_parts(answer, name, graph)
             given = interrupt(_request(answer["calls"], self._reviews))
             step = _Step(token=answer["token"], decisions=_decided(answer["calls"], given))
 
@@ -297,7 +287,7 @@ class GraphScripts:
         if graph is None or self._on_approval != "suspend":
             return False
         tools = self._tools(graph).state.tools.values()
-        return bool(flows_of(inner_runtime(self._given))) or any(each.options.requires_approval for each in tools)
+        return bool(CodeTool(inner_runtime(self._given)).flows) or any(each.options.requires_approval for each in tools)
 
     async def _do(self, step: _Step, graph: ToolRuntime | None) -> Answer:
         held = _Graph(graph) if graph is not None else None
@@ -393,8 +383,7 @@ def _decided(calls: Sequence[Mapping[str, Any]], answer: Any) -> dict[str, Resum
             case {"type": "approve"}:
                 decisions[call["id"]] = Approve()
             case {"type": "reject"}:
-                said = decision.get("message")
-                decisions[call["id"]] = Deny(said or f"the user rejected the call of {call['name']}")
+                decisions[call["id"]] = Deny(decision.get("message") or f"the user rejected the call of {call['name']}")
             case {"type": "edit", "edited_action": {"name": name, "args": {} as args}} if name == call["name"]:
                 decisions[call["id"]] = Edit(args)
             case _:

@@ -19,7 +19,7 @@ from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support.checks import check_kind
-from toolcell.tools import Origin, ToolRegistry, ToolSpec, describe_code
+from toolcell.tools import CodeTool, Origin, ToolRegistry, ToolSpec
 
 try:
     from llama_index.core.base.llms.types import ImageBlock, TextBlock
@@ -69,7 +69,7 @@ class CodeInterpreterToolSpec(BaseToolSpec):
         """What scripts may call."""
         self._runtime, self._limits = runtime, limits
         self._has_functions = False
-        self._description = describe_code(self.registry.state.visible, home)
+        self._description = CodeTool(home).describe(self.registry.state.visible)
 
     async def code_interpreter(self, code: str) -> str:
         """Run Python, and return its value and what it printed as text.

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from toolcell.config import Limits
-from toolcell.control import ResumeDecision
+from toolcell.calls.call import ResumeDecision
+from toolcell.config import Limits, OnApproval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
 from toolcell.results import ExecutionResult, Outcome, PendingCall
-from toolcell.run import OnApproval, RunOptions
+from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
 from toolcell.support import daemon_threads
@@ -28,6 +28,7 @@ from toolcell.support.checks import check_kind
 from toolcell.tools import (
     Approve,
     Call,
+    CodeTool,
     Deny,
     Image,
     Origin,
@@ -35,7 +36,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolSpec,
     current_context,
-    describe_code,
 )
 
 try:
@@ -128,11 +128,10 @@ def code_execution_tool(
     """
     check_kind("runtime", runtime, Runtime, Session, cure="write code_execution_tool(Runtime(...)), and open it")
     RunOptions(on_approval=on_approval)  # checks it
-    scripts = _Scripts(runtime, registry_with(_home(runtime).registry, tools), limits, on_approval)
-    offered = scripts.registry.state.visible
-    description = description_override or describe_code(offered, _home(runtime))
-    driver = _Driver(name=name_override, model=_ScriptModel(scripts), tools=[])
-    driver.registry = scripts.registry
+    registry = registry_with(_home(runtime).registry, tools)
+    description = description_override or CodeTool(_home(runtime)).describe(registry.state.visible)
+    driver = _Driver(name=name_override, model=_ScriptModel(runtime, registry, limits, on_approval), tools=[])
+    driver.registry = registry
     made = driver.as_tool(
         name_override,
         description,
@@ -273,53 +272,6 @@ def _plain(output: Any) -> Any:
 # Scripts, as a model that calls what the script calls.
 
 
-class _Scripts:
-    """Runs scripts, and carries those on that wait."""
-
-    def __init__(
-        self, runtime: Runtime | Session, registry: ToolRegistry, limits: Limits | None, on_approval: OnApproval
-    ) -> None:
-        self.registry = registry
-        self._runtime, self._limits, self._on_approval = runtime, limits, on_approval
-
-    async def run(self, source: str) -> ExecutionResult:
-        """Run a script to its end, or until it waits.
-
-        Raises:
-            CodeExecutionError: there is nothing to run, or no sandbox to run it in.
-        """
-        if not source.strip():
-            raise CodeExecutionError("there is no code to run")
-        try:
-            return await self._runtime.execute_code(
-                source, tools=self.registry, limits=self._limits, on_approval=self._on_approval
-            )
-        except Misconfigured:
-            raise
-        except ToolcellError as exc:
-            raise CodeExecutionError(f"code execution failed: {exc}") from exc
-
-    async def resume(self, run_id: str, outputs: Mapping[str, str]) -> ExecutionResult:
-        """Carry a script on. `outputs`: by the id of the pending call, what the SDK made of it.
-
-        Raises:
-            CodeExecutionError: it cannot be carried on.
-        """
-        found = await daemon_threads.run_sync(_home(self._runtime).suspended_runs)
-        waiting = [each for each in found if each.run_id == run_id]
-        if not waiting:
-            raise CodeExecutionError(f"the script {run_id} does not wait any more; run it again")
-        decisions: dict[str, ResumeDecision] = {
-            call.id: Approve() if outputs[call.id] == _approval(run_id, call.id) else Deny(outputs[call.id])
-            for call in waiting[0].calls
-            if call.id in outputs
-        }
-        try:
-            return await self._runtime.resume(waiting[0], decisions, tools=self.registry)
-        except ToolcellError as exc:
-            raise CodeExecutionError(f"code execution failed: {exc}") from exc
-
-
 def _approval(run_id: str, call_id: str) -> str:
     return f"{APPROVED} {run_id}/{call_id}"
 
@@ -351,8 +303,10 @@ def _pending_tool(definition: ToolDefinition) -> FunctionTool:
 class _ScriptModel(Model):
     """A script as a model: it calls what needs approval, and its answer is the script's result."""
 
-    def __init__(self, scripts: _Scripts) -> None:
-        self._scripts = scripts
+    def __init__(
+        self, runtime: Runtime | Session, registry: ToolRegistry, limits: Limits | None, on_approval: OnApproval
+    ) -> None:
+        self._runtime, self._registry, self._limits, self._on_approval = runtime, registry, limits, on_approval
 
     async def get_response(
         self, system_instructions: str | None, input: str | list[Any], *args: Any, **options: Any
@@ -364,14 +318,51 @@ class _ScriptModel(Model):
                 run_id, _, call_id = item["call_id"].rpartition("/")
                 outputs[run_id] = {**outputs.get(run_id, {}), call_id: str(item["output"])}
         if outputs:
-            result = await self._scripts.resume(*list(outputs.items())[-1])
+            result = await self._resume(*list(outputs.items())[-1])
         else:
-            result = await self._scripts.run(input if isinstance(input, str) else str(input[0]["content"]))
+            result = await self._run(input if isinstance(input, str) else str(input[0]["content"]))
         return _response(result)
 
     def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         """Refuse: the tool does not stream the agent behind it."""
         raise UsageError("the answer of this model is a script and cannot be streamed; stream the agent that runs it")
+
+    async def _run(self, source: str) -> ExecutionResult:
+        """Run a script to its end, or until it waits.
+
+        Raises:
+            CodeExecutionError: there is nothing to run, or no sandbox to run it in.
+        """
+        if not source.strip():
+            raise CodeExecutionError("there is no code to run")
+        try:
+            return await self._runtime.execute_code(
+                source, tools=self._registry, limits=self._limits, on_approval=self._on_approval
+            )
+        except Misconfigured:
+            raise
+        except ToolcellError as exc:
+            raise CodeExecutionError(f"code execution failed: {exc}") from exc
+
+    async def _resume(self, run_id: str, outputs: Mapping[str, str]) -> ExecutionResult:
+        """Carry a script on. `outputs`: by the id of the pending call, what the SDK made of it.
+
+        Raises:
+            CodeExecutionError: it cannot be carried on.
+        """
+        found = await daemon_threads.run_sync(_home(self._runtime).suspended_runs)
+        waiting = [each for each in found if each.run_id == run_id]
+        if not waiting:
+            raise CodeExecutionError(f"the script {run_id} does not wait any more; run it again")
+        decisions: dict[str, ResumeDecision] = {
+            call.id: Approve() if outputs[call.id] == _approval(run_id, call.id) else Deny(outputs[call.id])
+            for call in waiting[0].calls
+            if call.id in outputs
+        }
+        try:
+            return await self._runtime.resume(waiting[0], decisions, tools=self._registry)
+        except ToolcellError as exc:
+            raise CodeExecutionError(f"code execution failed: {exc}") from exc
 
 
 def _response(result: ExecutionResult) -> ModelResponse:

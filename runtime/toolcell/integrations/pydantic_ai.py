@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from toolcell.calls.result import without_bytes
+from toolcell.config import OnApproval
 from toolcell.errors import ResumeError, ToolAbort, ToolError
 from toolcell.integrations.base import (
     RuntimeOwner,
@@ -22,10 +23,10 @@ from toolcell.integrations.base import (
     tools_with,
 )
 from toolcell.results import ExecutionResult, Outcome, Suspension
-from toolcell.run import OnApproval, RunOptions
+from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
 from toolcell.support.checks import check_kind
-from toolcell.tools import Approve, Deny, Origin, ToolRegistry, ToolSpec, code_spec, describe_code
+from toolcell.tools import Approve, CodeTool, Deny, Origin, ToolRegistry, ToolSpec
 
 try:
     from pydantic import ValidationError
@@ -103,17 +104,14 @@ class CodeModeToolset(WrapperToolset[Any]):
         return other
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractToolset[Any]:
-        """Return the toolset of one run of an agent."""
         return self.over(await self.wrapped.for_run(ctx))
 
     async def for_run_step(self, ctx: RunContext[Any]) -> AbstractToolset[Any]:
-        """Return the toolset of one step of it."""
         return self.over(await self.wrapped.for_run_step(ctx))
 
     def visit_and_replace(
         self, visitor: Callable[[AbstractToolset[Any]], AbstractToolset[Any]]
     ) -> AbstractToolset[Any]:
-        """Replace the toolsets below."""
         return self.over(self.wrapped.visit_and_replace(visitor))
 
     async def __aenter__(self) -> Self:
@@ -152,8 +150,8 @@ class CodeModeToolset(WrapperToolset[Any]):
 
         definition = ToolDefinition(
             name=RUN_CODE,
-            description=describe_code(offered, runtime),
-            parameters_json_schema=code_spec(runtime, {}).definition.parameters,
+            description=CodeTool(runtime).describe(offered),
+            parameters_json_schema=CodeTool(runtime).spec({}).definition.parameters,
             sequential=True,
         )
         retries = self._max_retries
@@ -174,8 +172,7 @@ class CodeModeToolset(WrapperToolset[Any]):
         if not isinstance(tool, _RunCode):
             return await super().call_tool(name, tool_args, ctx, tool)
         calls = _Calls(self.wrapped, ctx, tool.callable_tools)
-        registry = calls.registry(self._owner.runtime.registry)
-        result = await self._run(tool_args["code"], ctx, registry)
+        result = await self._run(tool_args["code"], ctx, calls.registry(self._owner.runtime.registry))
         if calls.raised is not None:
             raise calls.raised
         if result.suspension is not None:
@@ -230,7 +227,6 @@ class CodeMode(AbstractCapability[Any]):
         return None
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
-        """Return the agent's toolset in code mode."""
         return self._toolset.over(toolset)
 
 

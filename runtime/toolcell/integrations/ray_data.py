@@ -21,7 +21,7 @@ from toolcell.results import ExecutionResult
 from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
 from toolcell.sync import SyncRuntime
-from toolcell.tools import describe_failure
+from toolcell.tools import CodeTool
 
 logger = logger_of("toolcell.ray")
 
@@ -85,7 +85,7 @@ class SandboxedFunction:
         result = self._runtime.execute_code(self._source, inputs={BATCH: columns_of(batch)})
         try:
             if not result.ok:
-                raise BatchFailed(describe_failure(result), result)
+                raise BatchFailed(CodeTool.failure(result), result)
             return batch_of(result.value)
         except BatchFailed as exc:
             if not self._is_lenient:

@@ -15,7 +15,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.sessions import SyncSession
 from toolcell.support.checks import is_async
 from toolcell.sync import SyncRuntime
-from toolcell.tools import ToolRegistry, ToolSpec, describe_failure, function_spec
+from toolcell.tools import CodeTool, ToolRegistry, ToolSpec
 
 try:
     from smolagents.local_python_executor import (
@@ -132,7 +132,9 @@ class ToolcellPythonExecutor(PythonExecutor):
         """
         specs = [self._spec(name, tool) for name, tool in tools.items()]
         specs += [
-            function_spec(function, name=name, description=function.__doc__ or f"{name}, a function of the program.")
+            ToolSpec.of_function(
+                function, name=name, description=function.__doc__ or f"{name}, a function of the program."
+            )
             for name, function in self._functions.items()
         ]
         self._tools = tools_with(self._owner.registry, specs)
@@ -167,9 +169,7 @@ class ToolcellPythonExecutor(PythonExecutor):
 
     def _opened(self) -> SyncSession:
         if self._session is None:
-            session = self._owner.open().session()
-            session.__enter__()
-            self._session = session
+            self._session = self._owner.open().session().__enter__()
         return self._session
 
     def _spec(self, name: str, tool: Any) -> ToolSpec:
@@ -232,4 +232,4 @@ def _checked(result: ExecutionResult) -> ExecutionResult:
     if result.ok:
         return result
     kind = ExecutionTimeoutError if result.outcome is Outcome.TIMEOUT else InterpreterError
-    raise kind(describe_failure(result))
+    raise kind(CodeTool.failure(result))

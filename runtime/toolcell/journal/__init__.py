@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "JournalDatabase", "JournalStore", "RequestKeys",
+    "JournalStore", "RequestKeys",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.journal.database import JournalDatabase
     from toolcell.journal.request_keys import RequestKeys
     from toolcell.journal.store import JournalStore
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.journal.database": "JournalDatabase",
             "toolcell.journal.request_keys": "RequestKeys",
             "toolcell.journal.store": "JournalStore",
         },

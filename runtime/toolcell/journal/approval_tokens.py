@@ -32,15 +32,15 @@ def make_token(
         "source": source,
         "tools": tools,
         "expires": expires,
-        "calls": [{name: getattr(each, name) for name in shown} | _cut_in_forms(each) for each in calls],
+        "calls": [
+            {name: getattr(each, name) for name in shown}
+            # No form shows these arguments whole, and a reader of the token has no other way to know.
+            | ({} if arguments_text(each.args, max_chars=MAX_ASKED_CHARS).is_whole else {"is_cut": True})
+            for each in calls
+        ],
     }
     text = _text(payload)
     return f'{{"signature":"{_signature(key, text)}","{KIND}":{text}}}'
-
-
-def _cut_in_forms(call: PendingCall) -> dict[str, bool]:
-    """Return a mark for a call whose arguments no form shows whole: a reader of the token has no other way to know."""
-    return {} if arguments_text(call.args, max_chars=MAX_ASKED_CHARS).is_whole else {"is_cut": True}
 
 
 def run_of(given: str) -> str:
@@ -62,8 +62,7 @@ def read_token(token: str, key: bytes) -> dict[str, Any]:
     try:
         given = json.loads(token)
         payload, signature = given[KIND], given["signature"]
-        text = _text(payload)
-        is_ours = hmac.compare_digest(str(signature), _signature(key, text))
+        is_ours = hmac.compare_digest(str(signature), _signature(key, _text(payload)))
         run, expires = str(payload["run"]), float(payload["expires"])
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
         raise ResumeError(foreign_text(token)) from exc

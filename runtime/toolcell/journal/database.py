@@ -24,14 +24,14 @@ from toolcell.support import daemon_threads
 from toolcell.support.packing import pack, unpack
 from toolcell.support.sqlite import transaction
 
-RUN, SESSION, DRAFT, MAP, STATE, USED = GO_ON = "run", "session", "draft", "map", "state", "used"
+MAP, SESSION, RUN, DRAFT, STATE, USED = GO_ON = "map", "session", "run", "draft", "state", "used"
 REQUEST = "request"
 """Kinds of journals. A state is that of a session, by value, in pieces; a used token has one empty record; a request is
 one of a service that has an idempotency key, and is forgotten by `RequestKeys`."""
 
-OF: Final[Mapping[str, tuple[str, str]]] = {RUN: (MAP, "-"), STATE: (SESSION, ".")}
+OF: Final[Mapping[str, Mapping[str, str]]] = {RUN: {MAP: "-", SESSION: "."}, STATE: {SESSION: "."}}
 """A journal of these kinds is kept as long as one of another kind, whose name is the first part of its own: without it
-an item of a map would look like one that never began."""
+an item of a map would look like one that never began, and a session could not be rebuilt."""
 
 _IS: Final = "kind = ? AND name = ?"
 PIECE_BYTES: Final = 1 << 20
@@ -173,8 +173,8 @@ class JournalDatabase:
             )
             return {name: (n, at) for name, n, at in rows}
 
-    def records(self, kind: str, name: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the records of a journal, each with its number. A MiB is read at a time, and others wait meanwhile."""
+    def records(self, kind: str, name: str) -> Iterator[bytes]:
+        """Yield the records of a journal. A MiB is read at a time, and others wait meanwhile."""
         query = f"SELECT n, body FROM kept WHERE {_IS} AND n > ? ORDER BY n"
         after, is_over = 0, False
         while not is_over:
@@ -186,7 +186,7 @@ class JournalDatabase:
             ):
                 is_over = True
                 for n, body in rows:
-                    found.append((n, body))
+                    found.append(body)
                     after, size = n, size + len(body)
                     if size >= PIECE_BYTES:
                         is_over = False
@@ -212,18 +212,12 @@ class JournalDatabase:
         Raises:
             Damaged: a record cannot be read, or means nothing.
         """
-        for _ in self.load_each(kind, name, table, state):
-            pass
-        return state
-
-    def load_each(self, kind: str, name: str, table: Table, state: object) -> Iterator[int]:
-        """Do the same; yield the number of each record before it is done. To be taken to its end."""
         try:
-            for n, body in self.records(kind, name):
-                yield n
+            for body in self.records(kind, name):
                 apply_record(table, state, unpack(body))
         except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as exc:
             raise Damaged(f"{type(exc).__name__}: {exc}") from exc
+        return state
 
     def is_open(self, kind: str, name: str) -> bool:
         """Return whether somebody has a journal open, here or in another process."""
@@ -265,6 +259,20 @@ class JournalDatabase:
         """Remove a journal, if it is there. `size`: its bytes, as far as they are known. Each is written over."""
         with self._translated():
             self.log.keep(_REMOVE, [(kind, name)], removes_bytes=size, lock=lock)
+
+    def copy(self, kind: str, name: str, new: str) -> None:
+        """Write the records of a journal under another name.
+
+        Raises:
+            OSError: EDQUOT: there is no room for them; or there are none.
+        """
+        with self.reading() as db:
+            (size,) = db.execute(f"SELECT sum(length(body)) FROM kept WHERE {_IS}", (kind, name)).fetchone()
+        if size is None:
+            raise OSError(errno.ENOENT, f"nothing is kept of {kind} {name}")
+        self.check_room(int(size))
+        with self._translated():
+            self.log.keep(_COPY, [(new, kind, name)], removes_bytes=PIECE_BYTES)
 
     def use_once(self, token: str) -> bool:
         """Note that a token is used. False: it was before."""
@@ -338,10 +346,9 @@ class JournalDatabase:
         before = int((now - self.config.continue_s) * 1e9)
         with self.reading() as db:
             old = db.execute(query, (*GO_ON, before)).fetchall()
-        for kind, name, at in old:
-            owner, separator = OF.get(kind, ("", "."))
+        for kind, name, at in sorted(old, key=lambda row: GO_ON.index(row[0])):
             is_valid = kind == USED and at >= (now - self.config.token_s) * 1e9
-            if is_valid or (owner and self.last(owner, name.rpartition(separator)[0])):
+            if is_valid or any(self.last(owner, name.rpartition(end)[0]) for owner, end in OF.get(kind, {}).items()):
                 continue
             with suppress(UnderWay), closing(OpenJournal(self, kind, name)) as journal:
                 journal.remove()
@@ -365,18 +372,19 @@ class JournalDatabase:
             raise
         return name
 
-    def keep_states(self, session: str, names: Collection[str]) -> None:
-        """Remove the states of a session, all of them but these."""
-        with self.reading() as db:
-            found = {
-                name
-                for (name,) in db.execute(
-                    "SELECT DISTINCT name FROM kept WHERE kind = ? AND substr(name, 1, ?) = ?",
-                    (STATE, len(session) + 1, f"{session}."),
-                )
-            }
-        for name in found - set(names):
-            self.remove(STATE, name)
+    def remove_scripts(self, session: OpenJournal, *, even_waiting: bool = False) -> None:
+        """Remove the runs of the scripts of a session that are over; `even_waiting`: all of them."""
+        begins = b"" if even_waiting else ENDS
+        self._remove_of(session, _REMOVE_SCRIPTS, len(begins), begins)
+
+    def remove_states(self, session: OpenJournal, but: tuple[str, str] = ("", "")) -> None:
+        """Remove the states of a session, all of them but two."""
+        self._remove_of(session, _REMOVE_STATES, *but)
+
+    def _remove_of(self, session: OpenJournal, statement: str, *values: object) -> None:
+        row = (f"{session.name}.", f"{session.name}/", *values)
+        with self._translated():  # a thread writes: there may be many bytes
+            self.log.keep(statement, [row], removes_bytes=PIECE_BYTES, lock=session.lock, last=(session.last, 0))
 
 
 _INSERT: Final = (
@@ -384,6 +392,14 @@ _INSERT: Final = (
     "DO UPDATE SET at = excluded.at, body = excluded.body"
 )
 _REMOVE: Final = "DELETE FROM kept WHERE kind = ? AND name = ?"
+_COPY: Final = "INSERT INTO kept SELECT kind, ?, n, at, body FROM kept WHERE kind = ? AND name = ?"
+_REMOVE_STATES: Final = f"DELETE FROM kept WHERE kind = '{STATE}' AND name > ? AND name < ? AND name NOT IN (?, ?)"
+ENDS: Final = pack(["ended", ""])[:-1]
+"""The last record of a run that is over begins so."""
+_REMOVE_SCRIPTS: Final = (
+    f"DELETE FROM kept WHERE kind = '{RUN}' AND name IN (SELECT name FROM kept WHERE kind = '{RUN}' AND name > ? "
+    "AND name < ? AND substr(body, 1, ?) = ?)"
+)
 
 
 class OpenJournal:
@@ -410,27 +426,28 @@ class OpenJournal:
         self._waiting: list[bytes] = []
         self._bytes = 0
         """Written since it was opened."""
-        self._last, self._is_closed = 0, False
+        self.last = 0
+        """Number of the last record."""
+        self._is_closed = False
         self._lock: store.Lock | None = None
         if not is_unknown:
             self._open()
 
     def _open(self, is_unknown: bool = False) -> None:
-        database, log = self.database, self.database.log
+        database = self.database
         try:
             try:
-                lock = log.lock(self.kind, self.name, is_unknown=is_unknown)
+                lock = database.database.lock(self.kind, self.name, is_unknown=is_unknown)
             except BlockingIOError:
                 database.settle(wait=database.is_remote)  # it may be closed, and not everything written
-                lock = log.lock(self.kind, self.name, is_unknown=is_unknown)
+                lock = database.database.lock(self.kind, self.name, is_unknown=is_unknown)
         except BlockingIOError as exc:
-            message = f"{self.kind} {self.name} is under way; it can be resumed when it has ended"
-            raise UnderWay(message) from exc
+            raise UnderWay(f"{self.kind} {self.name} is under way; it can be resumed when it has ended") from exc
         try:
             if not (is_unknown and database.is_remote):
                 # Whoever had it open let go when everything was written.
-                self._last = database.last(self.kind, self.name, is_written=True)
-            lock.written = self._last
+                self.last = database.last(self.kind, self.name, is_written=True)
+            lock.written = self.last
             lock.may_be_lost = self.kind == REQUEST
         except BaseException:
             lock.release()
@@ -445,7 +462,7 @@ class OpenJournal:
     @property
     def is_new(self) -> bool:
         """Nothing is recorded in it."""
-        return not self._last
+        return not self.last
 
     def close(self) -> None:
         """Close it, so that others may open it once everything is written. Safe to call twice."""
@@ -469,7 +486,7 @@ class OpenJournal:
             OSError: it could not be written, and no part of it is recorded.
         """
         body = pack(list(fields))
-        if not self._last and fields[0] in self._late_after:
+        if not self.last and fields[0] in self._late_after:
             self._waiting.append(body)
             return
         self._append([*self._waiting, body], needs_room=needs_room)
@@ -487,17 +504,13 @@ class OpenJournal:
             raise OSError(errno.EBADF, "it is closed")
         if self._lock is None:
             self._open(is_unknown=True)
-        self.database.write(self.kind, self.name, self._last, bodies, lock=self._lock, **how)
-        self._last += len(bodies)
+        self.database.write(self.kind, self.name, self.last, bodies, lock=self._lock, **how)
+        self.last += len(bodies)
         self._bytes += sum(map(len, bodies))
         self._waiting = []
 
     def remove(self) -> None:
         """Remove what is recorded; it is open until `close`."""
-        if self._last:
+        if self.last:
             self.database.remove(self.kind, self.name, self._bytes, self._lock)
-            self._last = 0
-
-    def load(self, table: Table, state: State) -> State:
-        """Do what each record says, in order, and return the state. Raises as `JournalDatabase.load`."""
-        return self.database.load(self.kind, self.name, table, state)
+            self.last = 0

@@ -30,8 +30,7 @@ def canonical(value: Any) -> Any:
 
 def call_digest(tool: str, args: Any) -> str:
     """Return the sha256 of a tool's name and arguments, in hex."""
-    plain = dict(args) if not isinstance(args, str) else args
-    return bytes_digest(pack([tool, canonical(plain)]))
+    return bytes_digest(pack([tool, canonical(dict(args) if not isinstance(args, str) else args)]))
 
 
 async def digest_of_call(tool: str, args: Any) -> str:

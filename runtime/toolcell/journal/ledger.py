@@ -20,7 +20,7 @@ from toolcell.calls.result import ErrorCode
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import RunEnded, ToolError
 from toolcell.flows import Labels
-from toolcell.journal.database import OpenJournal, RecordKind, Table
+from toolcell.journal.database import DRAFT, OpenJournal, RecordKind, Table
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CANCELLED, CallReplay, JournalEntry, RecordedDecision
 from toolcell.results import Divergence, Outcome, PendingCall
@@ -30,7 +30,7 @@ JOURNAL_BYTES: Final = 64 << 20
 """Bytes of answers that the journal of one run keeps. A run with more cannot be suspended, carried on or repaired."""
 
 RUN, CALL, START, NOT_MADE, ANSWER, LABELS = "run", "call", "start", "not made", "answer", "labels"
-SUSPENDED, RESUMED, ENDED, PAST, NAMED = "suspended", "resumed", "ended", "past", "named"
+SUSPENDED, RESUMED, ENDED, PAST, NAMED, APPROVED = "suspended", "resumed", "ended", "past", "named", "approved"
 
 BEFORE_CALLS: Final = (RUN, PAST, LABELS)
 """Records of a run that has made no call: it needs nothing to be carried on."""
@@ -123,7 +123,16 @@ class Journal:
     def write(self, *fields: Any, needs_room: bool = True) -> None:
         """Write a record, for a journal that outlives this process. Raises as `OpenJournal.write`."""
         if self.file is not None:
-            self.file.write(*fields, needs_room=needs_room)
+            self.file.write(*fields, needs_room=needs_room and not self._is_commit)
+
+    @property
+    def _is_commit(self) -> bool:
+        """What it makes is recorded whatever room that takes."""
+        return self.file is not None and self.file.kind == DRAFT
+
+    @property
+    def _is_full(self) -> bool:
+        return self.size > JOURNAL_BYTES and not self._is_commit
 
     def write_header(self) -> None:
         """Record the run, and the calls of the run that it repairs."""
@@ -140,6 +149,11 @@ class Journal:
             CALL, entry.number, entry.tool, entry.args, entry.began, entry.began_ns, entry.is_started, entry.reused
         )
         entry.is_written = True
+
+    def approve(self, effects: list[tuple[int, str]]) -> None:
+        """Record which effects of a draft are made now: number and tool. Raises as `OpenJournal.write`."""
+        self.write(APPROVED, effects)
+        _approved(self, effects)
 
     def write_waiting(self) -> None:
         """Record what a suspended run waits for, and its token."""
@@ -172,7 +186,7 @@ class Journal:
     def begin_again(self) -> None:
         """Answer the next run of the script from this journal."""
         self.current = {}
-        self.replay = CallReplay(self.entries.values(), _missing, _diverged)
+        self.replay = CallReplay(self.entries.values(), _missing, lambda message: RunEnded(message, Outcome.DIVERGED))
         self._unmatched = RecordedCalls(self.entries.values())
 
     async def recorded(self, tool: str, args: Any) -> JournalEntry | None:
@@ -228,7 +242,7 @@ class Journal:
             OSError, ToolError: this could not be written, and the tool must not run.
         """
         if self.file is not None:
-            if self.size > JOURNAL_BYTES:
+            if self._is_full:
                 raise ToolError(
                     f"it could not be recorded, so it was not made: {self.lost}", code=ErrorCode.UNAVAILABLE
                 )
@@ -287,7 +301,7 @@ class Journal:
         if entry.pending is not None:  # it waited until now, so its tool did not run
             entry.pending, entry.is_refused = None, True
         self.size += len(frame)
-        if self.size > JOURNAL_BYTES and not self.lost:
+        if self._is_full and not self.lost:
             self.lost = (
                 f"the answers of this run, with that of call {entry.number} of {entry.tool}, take more than "
                 f"{JOURNAL_BYTES} bytes, which is all that a journal keeps"
@@ -317,18 +331,9 @@ def _missing(place: int, missing: JournalEntry, call: JournalEntry | None) -> Di
     return Divergence(kind, message, place, expected={"tool": missing.tool, "args": missing.args}, got=got)
 
 
-def _diverged(message: str) -> RunEnded:
-    return RunEnded(message, Outcome.DIVERGED)
-
-
 def pending_of(entries: Iterable[JournalEntry]) -> list[PendingCall]:
     """Return the calls that wait for a decision."""
     return [entry.pending for entry in entries if entry.pending is not None]
-
-
-def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
-    """Return the calls that wait for a decision, by the id that decisions use."""
-    return {entry.pending.id: entry for entry in journal.entries.values() if entry.pending is not None}
 
 
 # Reading it back
@@ -362,6 +367,11 @@ def _call(
         number, tool, args, began, began_ns=began_ns, is_started=is_started, reused=reused, is_written=True
     )
     journal.stamp = max(journal.stamp, began)
+
+
+def _approved(journal: Journal, effects: Iterable[tuple[int, str]]) -> None:
+    for number, tool in effects:
+        journal.entries[number] = JournalEntry(number, tool, None, 0, is_written=True)
 
 
 def _start(journal: Journal, number: int) -> None:
@@ -403,6 +413,7 @@ def _resumed(journal: Journal, token_id: str, rows: list[list[Any]]) -> None:
 RUN_RECORDS: Final[Table] = {
     RUN: RecordKind((str, dict), _run),
     PAST: RecordKind((list,), _past),
+    APPROVED: RecordKind((list,), _approved),
     CALL: RecordKind((int, str, object, int, int, bool, (int, NoneType)), _call),
     START: RecordKind((int,), _start),
     NOT_MADE: RecordKind((int,), _not_made),

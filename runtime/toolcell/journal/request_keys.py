@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
+from toolcell.audit.log import AuditLog
 from toolcell.journal.database import REQUEST, JournalDatabase, OpenJournal, UnderWay
 from toolcell.support.packing import unpack
 
@@ -65,17 +66,18 @@ class RequestKeys:
 
     def __init__(
         self,
-        database: JournalDatabase,
+        log: AuditLog,
         tenant: str = "",
         keep_s: float = 86_400.0,
         rows: int = 100_000,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tenant`: several may have one record."""
-        self._database, self._keep_s, self._rows, self._clock = database, keep_s, rows, clock
+        """`tenant`: several may have one record, `log`. `close` ends what reads it."""
+        self._database = JournalDatabase(log)
+        self._keep_s, self._rows, self._clock = keep_s, rows, clock
         self._prefix = f"{tenant} "  # no key has a space
         self._all = (REQUEST, self._prefix, f"{tenant}!")
-        most = database.config.continue_bytes
+        most = log.config.continue_bytes
         self._answer_bytes = ANSWER_BYTES if most is None else most // 4
         self._turn = threading.Lock()
         self._open: dict[str, OpenJournal] = {}
@@ -83,6 +85,9 @@ class RequestKeys:
         self._counting, self._adding = threading.Lock(), threading.Lock()
         self._count, self._bytes, self._oldest, self._counted = 0, 0, 0.0, -math.inf
         """Keys, bytes of answers, the time of the oldest key, and when they were counted."""
+
+    def close(self) -> None:
+        self._database.close()
 
     def begin(self, key: str, digest: bytes, run_id: str) -> Entry:
         """Take a key for a request, or return what became of the request that has it. `digest`: of the request."""

@@ -23,9 +23,8 @@ from toolcell.journal.approval_tokens import make_token, read_token
 from toolcell.journal.database import RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import BEFORE_CALLS, ENDED, RUN_RECORDS, Journal, pending_of
-from toolcell.journal.replay import JournalEntry, RecordedDecision
-from toolcell.results import ExecutionResult, Suspension
-from toolcell.results.effects import Preflight
+from toolcell.journal.replay import RecordedDecision
+from toolcell.results import ExecutionResult, Preflight, Suspension
 from toolcell.run.calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
@@ -43,6 +42,8 @@ REMEMBERED: Final = 16_384
 """Characters and elements of the arguments that a run waits with. One with more is read again by whoever lists it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OF_SESSION = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{16}}")
+"""Ids of runs; and of scripts of a session, whose name is in it: see `journal.database.OF`."""
 
 
 TOKEN_S: Final = 7 * 86_400.0
@@ -224,41 +225,37 @@ class JournalStore:
             expires=journal.expires,
             calls=calls,
         )
-        preflight = Preflight.of_plain(header.get("preflight"))
-        return Suspension(journal.id, calls, journal.expires, token, preflight)
+        return Suspension(journal.id, calls, journal.expires, token, Preflight.of_plain(header.get("preflight")))
 
     def put_down(self, journal: Journal) -> None:
         """Let a journal be taken up again, here or in another process."""
         self._begun.discard(journal.id)
         journal.close()
         if journal.header and not self.is_durable and not journal.lost:
-            self._drop_expired()
-            self._waiting[journal.id] = journal
+            now, known = time.time(), self._waiting
+            valid = {ident: each for ident, each in known.items() if not each.token or each.expires >= now}
+            self._waiting = valid | {journal.id: journal}
 
-    def _drop_expired(self) -> None:
-        now = time.time()
-        for journal in list(self._waiting.values()):
-            if journal.token and journal.expires < now:
-                self._waiting.pop(journal.id, None)
-
-    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+    def finish(
+        self, journal: Journal, run_id: str, outcome: str, calls_bytes: int, *, is_in_session: bool = False
+    ) -> None:
         """Keep the journal of a finished run in memory, as long as there is room.
 
-        `calls_bytes`: what the arguments of its calls take in memory, about.
+        `calls_bytes`: what the arguments of its calls take in memory, about. `is_in_session`: as for `end`.
         """
-        self.end(journal, outcome)
+        self.end(journal, outcome, is_in_session=is_in_session)
         journal.current, journal.replay, journal.header, journal.run_labels = {}, None, {}, Labels()
         if journal.lost:
             return
         journal.size += calls_bytes
         self._finished.put(journal.id, (run_id, journal), journal.size)
 
-    def end(self, journal: Journal, outcome: str) -> None:
-        """Record that a run is over."""
+    def end(self, journal: Journal, outcome: str, *, is_in_session: bool = False) -> None:
+        """Record that a run is over. `is_in_session`: a session needs its calls to run the script again."""
         self._begun.discard(journal.id)
         if journal.file is not None:
             with suppress(OSError):  # then it is one that can be resumed, and has no call left to make
-                if journal.header.get("is_item"):  # its map has not recorded its end
+                if is_in_session or journal.header.get("is_item"):  # its map has not recorded its end
                     journal.write(ENDED, outcome, needs_room=False)
                 else:
                     journal.file.remove()
@@ -334,10 +331,12 @@ class JournalStore:
             known = self._seen.get(ident)
             if known is None or known.signature != signature:
                 try:
-                    journal = self.look(ident)
-                except ResumeError:  # removed, under way, or damaged
+                    has_ended = self.database.record(RUN, ident, signature[0])[:1] == [ENDED]
+                    journal = None if has_ended else self.look(ident)
+                except (ResumeError, OSError, ValueError, TypeError):  # removed, under way, or damaged
                     continue
-                known = _Seen(signature, bool(journal.ended), None if journal.ended else self._waits(journal))
+                has_ended = journal is None or bool(journal.ended)
+                known = _Seen(signature, has_ended, None if journal is None else self._waits(journal))
             if known.is_small:
                 seen[ident] = known
             if not known.has_ended:
@@ -360,7 +359,7 @@ class JournalStore:
                 raise UnderWay(f"run {ident} is under way; it can be resumed when it has ended")
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be read: {exc}") from exc
-        return self._loaded(ident)
+        return self.read(ident)
 
     def waiting(self, ident: str) -> Suspension | str | None:
         """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
@@ -381,24 +380,6 @@ class JournalStore:
             return str(self.look(ident).header.get(what) or "")
         return ""
 
-    def used_by(self, ident: str) -> tuple[frozenset[str], int]:
-        """Return what a run that waits has read, and how many calls it has made. Nothing is known of a damaged one.
-
-        Raises:
-            ResumeError: it is under way.
-        """
-        try:
-            journal = self.look(ident)
-        except UnderWay:
-            raise
-        except ResumeError:
-            return frozenset(), 0
-        return journal.labels, len(journal.entries)
-
-    def calls_of(self, ident: str) -> list[JournalEntry]:
-        """Return the calls of a run that is not under way. Raises as `look`."""
-        return [*self.look(ident).entries.values()]
-
     def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:
         """Return the journal of a suspended or interrupted run (`even_ended`: of any), for one run of its script.
 
@@ -409,7 +390,7 @@ class JournalStore:
         if isinstance(given, str) and given.lstrip().startswith("{"):
             token = read_token(given, self.key)
         ident = str(token["run"]) if token is not None else str(given)
-        if not _NAME.fullmatch(ident):
+        if not (_NAME.fullmatch(ident) or _OF_SESSION.fullmatch(ident)):
             raise ResumeError(
                 f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {brief(given)}"
             )
@@ -423,12 +404,16 @@ class JournalStore:
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
         try:
-            journal = self._loaded(ident)
+            journal = self.read(ident)
             if token_id and token_id in journal.used_tokens:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
             if journal.ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
-            check_token(ident, journal.token, token_id)
+            if journal.token and not token_id:
+                message = f"run {ident} is suspended: resume it with the token of its suspension, not with its id"
+                raise ResumeError(message)
+            if token_id != journal.token:
+                raise ResumeError(used_text(ident))
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
             if file is not None:
@@ -438,12 +423,17 @@ class JournalStore:
         self._waiting.pop(ident, None)
         return journal
 
-    def _loaded(self, ident: str) -> Journal:
+    def read(self, ident: str) -> Journal:
+        """Return the journal of a run, whoever has it open. Raises as `look`."""
         try:
             if (journal := self._waiting.get(ident)) is not None:
                 return journal
             if not (self.is_durable and self.database.last(RUN, ident)):
-                raise NoSuchRun(unknown_text(ident, self.database.place if self.is_durable else "this Runtime"))
+                place = self.database.place if self.is_durable else "this Runtime"
+                raise NoSuchRun(
+                    f"there is no run {ident} to resume in {place}: it has ended, it began elsewhere, or its "
+                    "session was begun again. A run outlives its process with Runtime(record=FILE)"
+                )
             journal = self.database.load(RUN, ident, RUN_RECORDS, Journal(""))
             if not journal.header:
                 raise Damaged("it does not begin with its run")
@@ -459,18 +449,6 @@ class JournalStore:
         token = journal.token
         journal.use_token(decided)
         self.used.add(token)
-
-
-def check_token(ident: str, unused: str, given: str) -> None:
-    """Check that a token, or none, is what a run waits for.
-
-    Raises:
-        ResumeError: it is not.
-    """
-    if unused and not given:
-        raise ResumeError(f"run {ident} is suspended: resume it with the token of its suspension, not with its id")
-    if given != unused:
-        raise ResumeError(used_text(ident))
 
 
 def check_tools(journal: Journal, digests: dict[str, str]) -> None:
@@ -492,11 +470,3 @@ def check_tools(journal: Journal, digests: dict[str, str]) -> None:
 def used_text(ident: str) -> str:
     """Say that a token was used."""
     return f"this token of run {ident} was used already; a token resumes a run once"
-
-
-def unknown_text(ident: str, place: str) -> str:
-    """Say that a run is not there."""
-    return (
-        f"there is no run {ident} to resume in {place}: it has ended, or it began elsewhere. A run outlives its "
-        "process with Runtime(record=FILE)"
-    )

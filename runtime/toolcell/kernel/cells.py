@@ -96,7 +96,6 @@ class Cell:
     """To be evaluated after it."""
 
     def asked(self) -> dict[str, Any]:
-        """What the shell is asked."""
         return {
             "kind": "execute",
             "count": self.count,
@@ -176,9 +175,11 @@ class Cells:
         await self._stack.aclose()
         self._session, self._has_shell = None, False
 
-    async def interrupt(self) -> None:
-        """Interrupt the cell under way, or what a front end asks. A cell that has no sandbox yet is not executed."""
-        cell = self.under_way
+    async def interrupt(self, cell: Cell | None) -> None:
+        """Interrupt this cell if it is under way; None, what a front end asks. A cell that has no sandbox yet is not
+        executed."""
+        if cell is not self.under_way:
+            return
         self._is_interrupted = cell is not None
         while self._session is not None and (cell is None or self._is_executing):
             if await self._session.interrupt() or cell is None or cell is not self.under_way:
@@ -252,7 +253,6 @@ class Cells:
             showing.print("stderr", f"[toolcell] {problem}\n")
 
     async def complete(self, source: str, at: int) -> dict[str, Any]:
-        """Complete the name at a place in some source."""
         found = await self._answer(source, kind="complete", at=at)
         start, end = (_number(found.get(name), at) for name in ("cursor_start", "cursor_end"))
         types = _list(_mapping(found.get("metadata")).get(TYPES))[:MOST_COMPLETIONS]
@@ -269,7 +269,6 @@ class Cells:
         }
 
     async def inspect(self, source: str, at: int, detail: int, omit: list[str]) -> dict[str, Any]:
-        """Explain the name at a place in some source."""
         found = await self._answer(source, kind="inspect", at=at, detail=detail, omit=omit)
         data = safe_bundle(_mapping(found.get("data")))
         return {"found": bool(data), "data": data, "metadata": {}}
@@ -364,7 +363,6 @@ class _Showing:
             self._sending = asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
 
     def flush(self) -> None:
-        """Send what was printed."""
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None

@@ -64,7 +64,6 @@ class SavedFile:
 
     @classmethod
     def of(cls, data: bytes) -> SavedFile:
-        """Describe a file of these bytes."""
         return cls(len(data), sha256(data).hexdigest())
 
     @classmethod
@@ -81,10 +80,6 @@ class SavedFile:
         if sys.platform == "linux":
             with suppress(OSError):
                 os.setxattr(path, MARK, f"{self.size} {self.digest}".encode(), follow_symlinks=False)
-
-    def is_still(self, path: Path) -> bool:
-        """Whether the file holds what was written."""
-        return SavedFile.of(_content(path, self.size)) == self
 
 
 @dataclass
@@ -111,7 +106,7 @@ class NotebookFolder:
         left_out, unfit = [], []
         for name, descriptor in self._found():
             with open(descriptor, "rb") as file, suppress(OSError):
-                if "\\" in name or not _is_unicode(name):
+                if "\\" in name or name.encode(errors="replace") != os.fsencode(name):
                     unfit.append(name)
                 elif count > 0 and os.fstat(descriptor).st_size <= room and len(data := file.read(room + 1)) <= room:
                     room, count = room - len(data), count - 1
@@ -185,7 +180,7 @@ class NotebookFolder:
     def _is_own(self, name: str, target: Path) -> bool:
         """Whether a file is as this kernel, or one before it, has written it."""
         own = SavedFile.marked(target) or self._own.get(name)
-        return own is not None and own.is_still(target)
+        return own is not None and SavedFile.of(_content(target, own.size)) == own
 
 
 def _has(path: Path, data: bytes) -> bool:
@@ -204,10 +199,6 @@ def _content(path: Path, size: int) -> bytes:
 def _some(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(map(clean, names[:NAMED])) + more
-
-
-def _is_unicode(name: str) -> bool:
-    return name.encode(errors="replace") == os.fsencode(name)
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:

@@ -105,7 +105,6 @@ class SandboxKernel(Kernel):
 
     @property
     def execution_count(self) -> int:
-        """Number of the next cell."""
         return self._next
 
     @execution_count.setter
@@ -128,10 +127,9 @@ class SandboxKernel(Kernel):
     # Beginning and end.
 
     def start(self) -> None:
-        """Begin to serve, and start the sandbox meanwhile."""
         super().start()
         self._loop = self.io_loop.asyncio_loop
-        self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)  # at once: a handler of the loop runs turns later
         self.io_loop.add_callback(self._open)
 
     async def _open(self) -> None:
@@ -147,17 +145,18 @@ class SandboxKernel(Kernel):
         """See `pre_handler_hook`."""
 
     def _interrupt(self, cell: Cell | None, sender: str, at: datetime) -> None:
-        """Interrupt the cell that ran when somebody asked for it; without one, that which had been sent by then."""
+        """Interrupt the cell that ran when somebody asked for it; without one, what that front end had sent by then."""
         running = self.cells.under_way
-        if running is None and cell is None:
+        if running is None and cell is None and sender:
             self._interrupt_before = sender, at
         if running is cell or (running is not None and cell is None):
             is_meant = self._is_earlier(at) if sender == self._header.get("session") else running is cell
             if running is None or is_meant:
-                self._begin(self.cells.interrupt())
+                self._begin(self.cells.interrupt(running))
 
-    def _on_signal(self) -> None:
-        self._interrupt(self.cells.under_way, "", datetime.now(UTC))
+    def _on_signal(self, *_: object) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._interrupt, self.cells.under_way, "", datetime.now(UTC))
 
     def _is_earlier(self, at: datetime) -> bool:
         """Whether the request for the last cell was sent by then. Clocks of different senders differ."""
@@ -211,6 +210,8 @@ class SandboxKernel(Kernel):
             case {"metadata": dict(), "content": {"code": str()} as content} if isinstance(
                 content.get("user_expressions"), dict | None
             ):
+                # A lone surrogate cannot be sent on. Its escape is the same in a text; elsewhere the error shows it.
+                content["code"] = content["code"].encode("utf-8", "backslashreplace").decode()
                 await super().execute_request(stream, ident, parent)
             case _:
                 raise UsageError("it has a text as its code, and an object as its user_expressions")
@@ -226,7 +227,6 @@ class SandboxKernel(Kernel):
         cell_meta: Any = None,
         cell_id: Any = None,
     ) -> dict[str, Any]:
-        """Execute a cell."""
         from toolcell.kernel.cells import Cell
 
         count, is_kept = self._next, bool(store_history and not silent)
@@ -242,10 +242,9 @@ class SandboxKernel(Kernel):
             expressions={name: str(source) for name, source in (user_expressions or {}).items()},
         )
         self._header = self.get_parent("shell").get("header", {})
-        (sender, at), self._interrupt_before = self._interrupt_before or (None, datetime.now(UTC)), None
-        is_late = sender in ("", self._header.get("session")) and self._is_earlier(at)
-        work = self.cells.execute(cell, self._publisher(cell.is_silent), self._asker(), is_interrupted=is_late)
-        reply = await work
+        before, self._interrupt_before = self._interrupt_before, None
+        is_late = before is not None and before[0] == self._header.get("session") and self._is_earlier(before[1])
+        reply = await self.cells.execute(cell, self._publisher(cell.is_silent), self._asker(), is_interrupted=is_late)
         return {"execution_count": count, "payload": [], "user_expressions": {}, **reply}
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:
@@ -304,14 +303,12 @@ class SandboxKernel(Kernel):
     # What front ends ask beside that.
 
     async def do_complete(self, code: object, cursor_pos: object) -> dict[str, Any]:
-        """Complete a name, in the sandbox."""
         source = _text(code)
         return {"status": "ok", **await self.cells.complete(source, _place(source, cursor_pos))}
 
     async def do_inspect(
         self, code: object, cursor_pos: object, detail_level: object = 0, omit_sections: object = ()
     ) -> dict[str, Any]:
-        """Explain a name, in the sandbox."""
         source = _text(code)
         omit = sorted(map(str, omit_sections)) if isinstance(omit_sections, (list, set, tuple)) else []
         found = await self.cells.inspect(source, _place(source, cursor_pos), int(detail_level == 1), omit)

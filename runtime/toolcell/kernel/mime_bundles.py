@@ -76,10 +76,9 @@ NOT_SHOWN: Final = "<an output of {0}, which this kernel does not show>"
 
 
 def safe_bundle(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the forms of a value that a front end may show."""
     forms: dict[str, Any] = {}
     for mime, form in data.items():
-        shown_as, show = FORMS.get(mime, (mime, _nothing))
+        shown_as, show = FORMS.get(mime, (mime, lambda _: None))
         if (shown := show(form)) is not None:
             forms.setdefault(shown_as, shown)
     if not forms and data:
@@ -117,10 +116,6 @@ def _safe_line(line: str) -> str:
     if _OWN_PLACE.match(plain) is None:
         line = _PLACE.sub(lambda found: f"{found[0][0]}{BREAK}{found[0][1:]}", plain)
     return line.replace("'", "\u2019")  # it would end the address of the link
-
-
-def _nothing(_form: object) -> None:
-    return None
 
 
 def _text(form: object) -> str | None:

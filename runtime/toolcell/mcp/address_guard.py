@@ -28,7 +28,6 @@ ANSWER_S = 30.0
 
 
 def origin(url: httpx2.URL) -> tuple[str, str, int]:
-    """Return scheme, host and port."""
     return url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
 
 
@@ -115,14 +114,12 @@ class LoginTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(503, extensions={FAILED: problem})
 
     async def _send_to(self, request: httpx2.Request, addresses: list[str] | None) -> httpx2.Response:
-        limits = dict.fromkeys(("connect", "read", "write", "pool"), ANSWER_S)
-        request.extensions = {**request.extensions, "timeout": limits}
+        request.extensions = {**request.extensions, "timeout": httpx2.Timeout(ANSWER_S).as_dict()}
         if addresses is None:
             return await self._inner.handle_async_request(request)
         return await send_to(self._inner, addresses, request)
 
     async def aclose(self) -> None:
-        """Close every connection."""
         await self._inner.aclose()
 
 

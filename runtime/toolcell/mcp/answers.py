@@ -68,7 +68,8 @@ def as_tool_result(
     files = tuple(each for each in blocks if isinstance(each, File))
     value = answer.structured_content
     if mismatch is not None:
-        return _invalid(server, mismatch)
+        message = f"MCP server {server}: the call was made, and its result cannot be used: {mismatch}"
+        return ToolResult.fail(message, code=INVALID_RESULT)
     if value is not None:
         if is_wrapped and isinstance(value, dict):
             value = value["result"]
@@ -112,11 +113,6 @@ def _says_the_same(text: str, data: Any, place: int, value: dict[str, Any]) -> b
     return not text.strip() or any(one in (value, inner, item, *fields, *items) for one in (text, data))
 
 
-def _invalid(server: str, problem: str) -> ToolResult:
-    message = f"MCP server {server}: the call was made, and its result cannot be used: {problem}"
-    return ToolResult.fail(message, code=INVALID_RESULT)
-
-
 async def mismatch_of(
     answer: CallToolResult,
     output_schema: Mapping[str, Any] | None,
@@ -154,7 +150,7 @@ def _part(block: Any, number: int) -> Part:
 
 def _file(name: str, data: str, kind: str | None) -> Part:
     try:
-        return File(name, _bytes(data), _media_type(kind))
+        return File(name, _bytes(data), safe_text(kind, 100) if kind else "application/octet-stream")
     except (ValueError, binascii.Error):
         return Text(f"({name} could not be decoded: it is not base64)")
 
@@ -165,10 +161,6 @@ def _bytes(text: str) -> bytes:
         text = text.partition(",")[2]
     plain = "".join(text.split()).rstrip("=").replace("-", "+").replace("_", "/")
     return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-
-
-def _media_type(kind: str | None) -> str:
-    return safe_text(kind, 100) if kind else "application/octet-stream"
 
 
 def _file_name(uri: str, number: int) -> str:

@@ -47,10 +47,9 @@ def transport_of(
         words = _words(command)
         if not words:
             raise UsageError(f"MCP server {name}: command is a list such as ['npx', 'server'], not {command!r}")
-        if headers is not None:
-            raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
-        if login is not None:
-            raise UsageError(f"MCP server {name}: auth is for url=...; a command has env=...")
+        if headers is not None or login is not None:
+            what = "headers are" if headers is not None else "auth is"
+            raise UsageError(f"MCP server {name}: {what} for url=...; a command has env=...")
         if egress is not None:
             raise UsageError(f"MCP server {name}: egress is for url=...; a command is not watched")
         variables = _texts(f"MCP server {name}: env", env)

@@ -8,6 +8,11 @@ from typing import Any
 from mcp_types import Tool, methods
 from pydantic import ValidationError
 
+from toolcell.calls.schema import with_parts
+from toolcell.mcp.structure import MAX_LISTED_ERRORS, has_too_many, too_many_checked
+from toolcell.support.event_loop import TimeSlice
+from toolcell.support.foreign_definitions import MAX_SCHEMA_BYTES
+
 # Schemas of tools as servers send them, mended where every reader knows what was meant. Pure.
 
 
@@ -27,14 +32,10 @@ TYPES = {
 }
 """What is written in place of a type of JSON."""
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _VALUES = ("default", "const", "example", "examples")
 
 
 def mend_listing(result: dict[str, Any]) -> None:
-    """Mend the schemas of the tools of a page, in place."""
     tools = result.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict):
@@ -71,20 +72,8 @@ def mended(schema: dict[str, Any], depth: int) -> dict[str, Any]:
             del made["type"]
     if made.get("properties") == []:
         made["properties"] = {}
-    for key in _MAPS:
-        if isinstance(parts := made.get(key), dict):
-            made[key] = {name: _inner(part, depth) for name, part in parts.items()}
-    for key in _LISTS:
-        if isinstance(parts := made.get(key), list):
-            made[key] = [_inner(part, depth) for part in parts]
-    for key in _SCHEMAS:
-        if key in made:
-            made[key] = _inner(made[key], depth)
+    made = with_parts(made, lambda part: mended(part, depth + 1) if isinstance(part, dict) else part)
     return _with_required(made, schema.get("properties"))
-
-
-def _inner(part: Any, depth: int) -> Any:
-    return mended(part, depth + 1) if isinstance(part, dict) else part
 
 
 def _with_required(made: dict[str, Any], properties: Any) -> dict[str, Any]:
@@ -127,13 +116,13 @@ class ToolPages:
         self.unused.clear()
         self._output_schemas.clear()
 
-    def mend(self, page: dict[str, Any]) -> None:
+    async def mend(self, page: dict[str, Any]) -> None:
         """Mend a page in place. What is wrong with it, and not with one of its tools, is left to the SDK."""
         mend_listing(page)
         if not self.version or not isinstance(page.get("tools"), list):
             return
         page["tools"] = [self._without_output_schema(tool) for tool in page["tools"]]
-        page["tools"], broken = without_broken(page, self.version)
+        page["tools"], broken = await without_broken(page, self.version)
         self._broken |= broken
 
     def _without_output_schema(self, tool: Any) -> Any:
@@ -161,14 +150,13 @@ class ToolPages:
         ]
 
 
-def without_broken(page: Mapping[str, Any], version: str) -> tuple[list[Any], dict[str, str]]:
+async def without_broken(page: Mapping[str, Any], version: str) -> tuple[list[Any], dict[str, str]]:
     """Return the tools of a page that are not broken, and what is wrong with each of the others, by name."""
     tools: list[Any] = page["tools"]
-    if _problem(page, version) is None:
-        return tools, {}
-    others = {name: value for name, value in page.items() if name != "nextCursor"}
-    kept, broken = [], dict[str, str]()
+    others = {name: value for name, value in page.items() if not isinstance(value, dict | list)}
+    kept, broken, turn = [], dict[str, str](), TimeSlice()
     for number, tool in enumerate(tools, 1):
+        await turn.give_way()
         problem = _problem({**others, "tools": [tool]}, version)
         if problem is None:
             kept.append(tool)
@@ -179,10 +167,15 @@ def without_broken(page: Mapping[str, Any], version: str) -> tuple[list[Any], di
 
 
 def _problem(page: Mapping[str, Any], version: str) -> str | None:
-    """Return what is wrong with a page, where it is about a tool."""
+    """Return what is wrong with a page of one tool, where it is about the tool."""
+    most = MAX_SCHEMA_BYTES // 2  # an item and its comma
+    if has_too_many(page["tools"], most):
+        return too_many_checked(most)
     try:
         methods.validate_server_result(METHOD, version, page)
     except ValidationError as exc:
+        if exc.error_count() > MAX_LISTED_ERRORS:
+            return f"it has {exc.error_count()} errors"
         first = next(
             (each for each in exc.errors(include_url=False, include_input=False) if "tools" in each["loc"]), None
         )

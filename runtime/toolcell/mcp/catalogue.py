@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -120,8 +120,8 @@ class McpCatalogue:
         for name in listing.unused.keys() & listed.keys():
             self._report_unused_output(name, listing.unused[name])
         gone = [name for name in self.tools if name not in listed]
+        self._unregister([self.tools.pop(name) for name in gone])
         for name in gone:
-            self._unregister(self.tools.pop(name))
             self.withdrawn.pop(name, None)
         new = list[McpTool]()
         for name, tool in listed.items():
@@ -191,6 +191,7 @@ class McpCatalogue:
                 return tools  # by an empty cursor, servers mean another page, or that there is none
             for name, problem in listing.take_broken().items():
                 self.report_broken(name, problem)
+                await anyio.lowlevel.checkpoint()  # there may be thousands
             tools += page.tools
             if len(tools) > MAX_TOOLS:
                 self.report("server", f"it lists more than {MAX_TOOLS} tools; the others are left out")
@@ -262,14 +263,13 @@ class McpCatalogue:
             return
         self.tools |= {tool.remote_name: tool for tool in tools}
 
-    def _unregister(self, tool: McpTool) -> None:
-        with contextlib.suppress(UsageError):  # the registry was frozen since
-            found, _ = self._registry.get(tool.definition.name)
-            if found is tool:
-                self._registry.unregister(tool.definition.name)
+    def _unregister(self, tools: Iterable[McpTool]) -> None:
+        names = [tool.definition.name for tool in tools if self._registry.get(tool.definition.name)[0] is tool]
+        if names:
+            with contextlib.suppress(UsageError):  # the registry was frozen since
+                self._registry.unregister(*names)
 
     def clear(self) -> None:
         """Take all tools out of the registry."""
-        for tool in self.tools.values():
-            self._unregister(tool)
+        self._unregister(self.tools.values())
         self.tools.clear()

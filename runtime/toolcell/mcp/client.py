@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,22 +37,19 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.http_refusals import ANSWER_LOST, SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
+from toolcell.mcp.structure import MAX_LISTED_ERRORS
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import daemon_threads, event_loop
-from toolcell.support.checks import check_one_of, check_seconds
+from toolcell.support.checks import check_count, check_one_of, check_seconds
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import safe_text
 from toolcell.support.host_work import about_bytes
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
-from toolcell.tools import ErrorCode, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult, with_options
+from toolcell.tools import ErrorCode, Status, ToolContext, ToolOptions, ToolRegistry, ToolResult
 
 if TYPE_CHECKING:
     from toolcell.egress import Egress
 
-
-from collections import deque
-
-from toolcell.support.checks import check_count
 
 # When a server that ended is started again, and when it is given up. Pure: the time is an argument.
 
@@ -101,10 +98,6 @@ class Restarts:
     def note_answer(self) -> None:
         """A call was answered: the next end is a first one, as far as the pause goes."""
         self._pause_s = FIRST_PAUSE_S
-
-    def note_connected(self) -> None:
-        """It is there again, also one that was given up."""
-        self.is_given_up = False
 
     def begin_anew(self) -> None:
         """Forget all ends: somebody asks for the server."""
@@ -178,7 +171,7 @@ class McpClient(OpenedInBlock):
         check_one_of("changed", changed, ("refuse", "accept"))
         check_one_of("broken", broken, ("leave_out", "refuse"))
         check_seconds("timeout_s", timeout_s, optional=True)
-        known = with_options(ToolOptions(timeout_s=timeout_s), {**labels_of(labels), **options})
+        known = ToolOptions(timeout_s=timeout_s).changed({**labels_of(labels), **options})
         selection = Selection(
             globs("allow", allow),
             globs("deny", deny),
@@ -299,8 +292,8 @@ class McpClient(OpenedInBlock):
 
         def ready() -> None:
             nonlocal is_started
-            self._restarts.note_connected()
-            self._note_attempt()
+            self._restarts.is_given_up = False
+            self._tried.notify()
             if not is_started:
                 is_started = True
                 task_status.started()
@@ -321,15 +314,11 @@ class McpClient(OpenedInBlock):
             pause_s = self._restarts.pause_after(problem, anyio.current_time())
             if self._restarts.is_given_up:
                 self._catalogue.report("server", f"it is given up: {self._restarts.why}")
-            self._note_attempt()
+            self._tried.notify()
             with anyio.move_on_after(pause_s):
                 await self._wanted.wait()
             self._wanted = anyio.Event()
             self._restarts.count += 1
-
-    def _note_attempt(self) -> None:
-        """Tell those who wait for an attempt to connect that it is over."""
-        self._tried.notify()
 
     async def _hold(self, transport: Transport, ready: Callable[[], None]) -> None:
         """Connect, read the tools, and wait until the connection is lost."""
@@ -529,6 +518,8 @@ class McpClient(OpenedInBlock):
             code = exc.error.code - OF_SERVER if exc.error.code < OF_SERVER else exc.error.code
             return safe_text(self._hide(exc.error.message), MAX_ERROR_CHARS) or f"error {code}"
         if isinstance(exc, ValidationError):
+            if exc.error_count() > MAX_LISTED_ERRORS:
+                return f"it has {exc.error_count()} errors"
             first = exc.errors(include_url=False, include_input=False)[0]
             return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
         at = f" at {transport.host}" if transport is not None and transport.host else ""

@@ -29,7 +29,7 @@ from toolcell.support.about_tables import table_with_rows
 from toolcell.support.call_text import MAX_ARGS, MAX_ASKED_CHARS, arguments_text
 from toolcell.support.exact_json import json_size, json_text, left_out
 from toolcell.support.text import as_one_line, clean
-from toolcell.tools import Approve, Deny, code_result
+from toolcell.tools import Approve, CodeTool, Deny
 from toolcell_bridge.guest.pictures import picture_type
 
 VALUE_BYTES = 1 << 20
@@ -63,12 +63,10 @@ def output_schema(name: str, returns: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def failed(text: str) -> CallToolResult:
-    """Return an error that the model can read."""
     return CallToolResult(content=[TextContent(text=clean(text))], is_error=True)
 
 
 def text_answer(text: str) -> CallToolResult:
-    """Return plain text."""
     return CallToolResult(content=[TextContent(text=clean(text))])
 
 
@@ -87,7 +85,7 @@ def answer(result: ExecutionResult, *, with_logs: bool = True) -> CallToolResult
     """Return a run's result: text for the model, the same as data, and its files."""
     if (refusal := too_much_to_decide(result.suspension)) is not None:
         return refusal
-    content: list[ContentBlock] = [TextContent(text=clean(code_result(result, with_logs=with_logs).text))]
+    content: list[ContentBlock] = [TextContent(text=clean(CodeTool.result(result, with_logs=with_logs).text))]
     content += file_blocks(result.run_id, result.files, result.value)
     if result.suspension is not None:
         content.append(TextContent(text=_waiting(result.suspension)))

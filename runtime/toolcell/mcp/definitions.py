@@ -56,7 +56,6 @@ class McpTool:
 
 
 def shown_name(name: str) -> str:
-    """Return a server's own name for messages."""
     return HIDDEN.sub("", name[:MAX_SHOWN_CHARS])
 
 

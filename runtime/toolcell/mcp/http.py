@@ -6,7 +6,7 @@ import hmac
 import re
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -14,7 +14,9 @@ import uvicorn
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import jsonrpc_message_adapter
 from pydantic import AnyHttpUrl
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
@@ -22,7 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.errors import UsageError
 from toolcell.mcp.server import GONE, McpServer
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
+from toolcell.mcp.structure import (
+    MAX_CHECKED,
+    MAX_ELEMENTS,
+    TOO_MANY,
+    TOO_MANY_CHECKED,
+    at_most,
+    elements,
+    has_too_many,
+)
 from toolcell.support.asgi import HttpServer, bracketed, is_loopback, url_of
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
@@ -31,6 +41,7 @@ RECEIVING_BYTES = 32 << 20
 """Most bytes of bodies that are not whole, of all clients together. Each has at most four megabytes."""
 BUSY_TEXT = "too much is on its way; try again"
 BUSY = {"Retry-After": "1", "Connection": "close"}
+SMALL_BYTES: Final = 1 << 16
 MIN_TOKEN_CHARS = 16
 END_S = 1
 """What connections may take to end when the server does."""
@@ -45,7 +56,6 @@ class StaticToken:
         self._token = token.encode()
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the principal of the right token."""
         is_right = hmac.compare_digest(token.encode(), self._token)
         return AccessToken(token=token, client_id="toolcell", scopes=[]) if is_right else None
 
@@ -72,7 +82,8 @@ def http_app(
         raise UsageError(f"whoever reaches {host} could run code: a bearer token is needed there: {given}")
     if verifier is not None and auth is None:
         auth = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
-    own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else () if _is_any(host) else (bracketed(host),)
+    other = () if host in ("0.0.0.0", "::", "") else (bracketed(host),)
+    own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else other
     security = TransportSecuritySettings(
         allowed_hosts=[form for each in (*own, *hosts) for form in (each, f"{each}:*")],
         allowed_origins=[*origins, *(form for each in own for form in (f"http://{each}", f"http://{each}:*"))],
@@ -95,8 +106,21 @@ def _for_browsers(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )
 
 
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "")
+def _refusal(body: bytes) -> str:
+    """Return why a body is no message. The SDK puts a body that it refuses into its error, once for each reason."""
+    try:
+        found = from_json(body)
+    except ValueError as exc:
+        return f"the body is not JSON: {exc}"
+    try:  # not `validate_json`, which makes what is wrong anew for each reason
+        jsonrpc_message_adapter.validate_python(found, by_name=False)
+    except ValueError:
+        return "the body is not a message of JSON-RPC 2.0"
+    return f"{_UNREAD}{TOO_MANY_CHECKED}" if has_too_many(found) else ""
+
+
+_UNREAD: Final = "the message cannot be read: "
+_HOST: Final = re.compile(rb"(\[[^\]]*\]|[^:@]*)(:[0-9]+)?")
 
 
 def _noticing_departures(app: ASGIApp) -> ASGIApp:
@@ -111,10 +135,14 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
             text = f"a body with the Content-Encoding {encoding[:40]!r} is not read here; send it as it is"
             await PlainTextResponse(text, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
             return
-        if (
-            scope["type"] == "http"
-        ):  # of streams that can be resumed, which are not kept here: the SDK would answer nothing
-            scope["headers"] = [each for each in scope["headers"] if each[0] != b"last-event-id"]
+        if scope["type"] == "http":
+            # `last-event-id` is of streams that can be resumed, which are not kept here: the SDK would answer nothing.
+            # Of hosts the SDK compares the beginnings, and it refuses a request without one.
+            scope["headers"] = [
+                (name, value)
+                for name, value in scope["headers"]
+                if name != b"last-event-id" and (name != b"host" or _HOST.fullmatch(value))
+            ]
         gone = scope[GONE] = anyio.Event()
         body, refusal = bytearray(), ""
 
@@ -131,7 +159,9 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
                     refusal = BUSY_TEXT
                 elif not message.get("more_body"):
                     if at_most(body) > MAX_ELEMENTS and await elements(bytes(body)) > MAX_ELEMENTS:
-                        refusal = f"the message cannot be read: {TOO_MANY}"
+                        refusal = f"{_UNREAD}{TOO_MANY}"
+                    elif len(body) > SMALL_BYTES or at_most(body) > MAX_CHECKED:
+                        refusal = _refusal(bytes(body))
                     on_their_way -= len(body)
                     body.clear()
                 if refusal:
@@ -150,7 +180,7 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
         finally:
             on_their_way -= len(body)
         if refusal:
-            status = 503 if refusal == BUSY_TEXT else 413
+            status = 503 if refusal == BUSY_TEXT else 413 if refusal.startswith(_UNREAD) else 400
             await PlainTextResponse(refusal, status, BUSY if status == 503 else None)(scope, receive, send)
 
     return noticing

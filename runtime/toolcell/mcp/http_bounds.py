@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -12,12 +11,13 @@ import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
-from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, message_of
+from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, json_value, message_of
 from toolcell.mcp.pace import LINE_BURST, LINES_PER_S, Pace
 from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Most bytes of one message of a server: a whole page of its tools, or the result of one call."""
+MEMBERS = frozenset({"result", "error", "method"})  # a message of JSON-RPC has one of them
 END_OF_SESSION_S = 2.0
 """What a server may take to say that its session is over."""
 REOPENED_S = 0.5
@@ -37,9 +37,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._next_stream = 0.0
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Make a request."""
         if request.method == "DELETE":
-            request.extensions = {**request.extensions, "timeout": dict.fromkeys(_TIMEOUTS, END_OF_SESSION_S)}
+            request.extensions = {**request.extensions, "timeout": httpx2.Timeout(END_OF_SESSION_S).as_dict()}
         elif request.method == "GET":
             now = anyio.current_time()
             due, self._next_stream = self._next_stream, max(now, self._next_stream) + REOPENED_S
@@ -64,11 +63,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return httpx2.ReadError(problem)
 
     async def aclose(self) -> None:
-        """End the connections."""
         await self._inner.aclose()
-
-
-_TIMEOUTS = ("connect", "read", "write", "pool")
 
 
 class _Bounded(httpx2.AsyncByteStream):
@@ -86,15 +81,6 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _is_object(body: bytes | bytearray) -> bool:
-    """Whether a body can be a message: the SDK would show a model what its validator says of any other."""
-    try:
-        found = json.loads(body.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and ("result" in found or "error" in found or "method" in found)
-
-
 class _Body(_Bounded):
     """One message, handed on when it is there whole."""
 
@@ -104,12 +90,15 @@ class _Body(_Bounded):
             body += chunk
             if len(body) > MAX_MESSAGE_BYTES:
                 raise self._given_up(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
-        whole: bytes | None = bytes(body)
+        whole: Any = bytes(body)
         if await elements(bytes(body)) > MAX_ELEMENTS:
             whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
         elif not body.strip():
             whole = self._error(ANSWER_LOST, "is empty")
-        elif self._ident is not None and not _is_object(body):
+        elif self._ident is not None and (
+            not isinstance(found := json_value(body.decode("utf-8", "replace")), dict) or MEMBERS.isdisjoint(found)
+        ):
+            # The SDK would show a model what its validator says of it.
             whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
         if whole:
             yield with_whole_characters(whole)

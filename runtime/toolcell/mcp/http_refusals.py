@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http
 import json
 import secrets
 from typing import Any
@@ -47,9 +46,11 @@ async def explained(
         return _with_body(response, error_body(asked["id"], ANSWER_LOST, f"HTTP 200, and its answer {what}"))
     body = await _beginning(response)
     is_session_gone = response.status_code == 404 and "mcp-session-id" in request.headers
-    if not is_session_gone and _is_error(body):
+    error = json_value(body)
+    is_error = isinstance(error, dict) and error.get("jsonrpc") == "2.0" and isinstance(error.get("error"), dict)
+    if is_error and not is_session_gone:
         return _with_body(response, body)
-    message = f"HTTP {response.status_code} {_phrase(response.status_code)}".rstrip()
+    message = f"HTTP {response.status_code} {httpx2.codes.get_reason_phrase(response.status_code)}".rstrip()
     if said := _refusal_text(body, response.headers.get("content-type", "")):
         message += f": {said}"
     may_be_old = asked.get("method") == "initialize" and response.status_code in (400, 404, 405)
@@ -60,7 +61,6 @@ async def explained(
 
 
 def error_body(ident: Any, code: int, message: str) -> bytes:
-    """Return the body of an error of JSON-RPC."""
     return json.dumps({"jsonrpc": "2.0", "id": ident, "error": {"code": code, "message": message}}).encode()
 
 
@@ -90,22 +90,19 @@ async def _beginning(response: httpx2.Response) -> bytes:
     return bytes(body[:MAX_SAID_BYTES])
 
 
-def _is_error(body: bytes) -> bool:
+def json_value(text: str | bytes) -> Any:
+    """Return the value that JSON text stands for; None for other text."""
     try:
-        found = json.loads(body)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.get("jsonrpc") == "2.0" and isinstance(found.get("error"), dict)
+        return None
 
 
 def _refusal_text(body: bytes, kind: str) -> str:
-    """Return the words of a refusal: a text, or the text of a JSON object that is called so."""
+    """Return the words of a refusal: a text, a JSON string, or the text of a JSON object that is called so."""
     text = body.decode("utf-8", "replace")
     if "json" in kind.lower():
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
+        found = json_value(text)
         while isinstance(found, dict):
             found = next(
                 (found[key] for key in ("message", "error_description", "error", "detail") if key in found), ""
@@ -116,18 +113,11 @@ def _refusal_text(body: bytes, kind: str) -> str:
     return clean(" ".join(text.split()))[:MAX_SAID_CHARS]
 
 
-def _phrase(status: int) -> str:
-    try:
-        return http.HTTPStatus(status).phrase
-    except ValueError:
-        return ""
-
-
 async def _is_old(request: httpx2.Request, inner: httpx2.AsyncBaseTransport) -> bool:
     """Whether the first event that the server sends at this address is the one by which the older transport begins."""
     kept = {name: value for name, value in request.headers.items() if name.lower() in ("host", "authorization")}
     probe = httpx2.Request("GET", request.url, headers=kept | {"accept": "text/event-stream"})
-    probe.extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), PROBE_S)}
+    probe.extensions = {"timeout": httpx2.Timeout(PROBE_S).as_dict()}
     try:
         with anyio.move_on_after(PROBE_S):
             response = await inner.handle_async_request(probe)
@@ -143,6 +133,6 @@ async def _is_old(request: httpx2.Request, inner: httpx2.AsyncBaseTransport) -> 
 
 
 def _with_body(response: httpx2.Response, body: bytes) -> httpx2.Response:
-    dropped = ("content-length", "content-type", "transfer-encoding", "content-encoding")
+    dropped = ("content-length", "content-type", "transfer-encoding")
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in dropped]
     return httpx2.Response(response.status_code, headers=[*headers, ("content-type", "application/json")], content=body)

@@ -7,17 +7,13 @@ from typing import Any, get_args
 from mcp_types import Tool, ToolAnnotations
 
 from toolcell.config import CheckTypes, Limits
-from toolcell.tools import (
-    CODE_TOOL,
-    SEARCH_TOOL,
-    Origin,
-    describe_code,
-    search_spec,
-    shown_within,
-)
+from toolcell.tools import CodeTool, Origin, ToolRegistry
 
-DESCRIBE_TOOL, RESUME_TOOL = "describe_tools", "resume"
-OWN_TOOLS = (CODE_TOOL, SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL)
+_OFFERED = ToolRegistry()
+_OFFERED.enable_tool_search()
+(_SEARCH,) = _OFFERED.definitions()
+SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL = _SEARCH.name, "describe_tools", "resume"
+OWN_TOOLS = (CodeTool.NAME, SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL)
 
 SHOWN_CHARS = 1_200
 """Most characters of tools in the description of execute_code: as stubs, a line each, or names, whatever there is room
@@ -71,14 +67,14 @@ CODE_OUTPUT: dict[str, Any] = {
     "required": ["outcome"],
 }
 
-_SEARCH: dict[str, Any] = search_spec({}).definition.parameters["properties"]
-_DETAIL: dict[str, Any] = {"type": "string", "enum": _SEARCH["detail"]["enum"]}
+_PARAMETERS: dict[str, Any] = _SEARCH.parameters["properties"]
+_DETAIL: dict[str, Any] = {"type": "string", "enum": _PARAMETERS["detail"]["enum"]}
 
 SEARCH_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "query": {"type": "string", "description": "A few words: what the tool is to do."},
-        "limit": _SEARCH["limit"],
+        "limit": _PARAMETERS["limit"],
         "detail": _DETAIL | {"default": "signatures"},
     },
     "required": ["query"],
@@ -109,10 +105,10 @@ RESUME_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-SEARCH_TEXT = f"Find tools that a script of {CODE_TOOL} can call. Returns a line for each, the best first."
+SEARCH_TEXT = f"Find tools that a script of {CodeTool.NAME} can call. Returns a line for each, the best first."
 DESCRIBE_TEXT = "Return typed Python stubs of tools, by name, as a script calls them."
 RESUME_TEXT = (
-    f"Carry on a script of {CODE_TOOL} that was suspended because a tool call needs a person's approval. "
+    f"Carry on a script of {CodeTool.NAME} that was suspended because a tool call needs a person's approval. "
     "Ask the user about each call first; decide only what the user said."
 )
 
@@ -122,7 +118,7 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars:
     reading = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     found = [
         Tool(
-            name=CODE_TOOL,
+            name=CodeTool.NAME,
             description=code_text(runtime, keeps_state, shown_chars),
             input_schema=code_schema(runtime.limits, runtime.policy.check_types),
             output_schema=CODE_OUTPUT,
@@ -139,11 +135,11 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars:
 
 def code_text(runtime: Any, keeps_state: bool, shown_chars: int = SHOWN_CHARS) -> str:
     """Describe execute_code: what a script finds, and the tools that it may call, as far as there is room."""
-    text = describe_code(lambda origin: (), runtime, keeps_state=keeps_state)
-    tools = [(tool.definition, tool.options.returns) for tool in runtime.registry.snapshot().state.visible(Origin.CODE)]
-    if not tools:
+    text = CodeTool(runtime).describe(lambda origin: (), keeps_state=keeps_state)
+    registry: ToolRegistry = runtime.registry.snapshot()
+    if not (tools := registry.names(Origin.CODE)):
         return text
-    detail, shown = shown_within(tools, shown_chars)
+    detail, shown = registry.shown_within(shown_chars)
     if detail == "full":
         return f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n{shown}"
     between = {"signatures": ":\n\n{}\n\n", "names": ": {}. "}.get(detail or "", ". ").format(shown)

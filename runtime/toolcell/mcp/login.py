@@ -18,10 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import httpx2
-from mcp.client.auth import OAuthFlowError, OAuthRegistrationError, OAuthTokenError
+from mcp.client.auth import AuthorizationCodeResult, OAuthFlowError, OAuthRegistrationError, OAuthTokenError
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth
-from mcp.shared.auth import AuthorizationCodeResult
 from pydantic import ValidationError
 
 from toolcell.errors import McpServerError
@@ -70,7 +69,6 @@ class Loopback:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}{PATH}"
 
     def close(self) -> None:
-        """Stop listening. Safe to call twice."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -38,7 +38,6 @@ class Pace:
         """It has had to wait."""
 
     def pause_after(self, now: float, count: int = 1) -> float:
-        """Return the seconds to wait after `count` more."""
         return self._bucket.take(now, count)
 
     async def wait(self, count: int = 1) -> None:

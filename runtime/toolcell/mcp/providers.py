@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx2
+from mcp import MCPDeprecationWarning
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider, PrivateKeyJWTOAuthProvider
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
@@ -53,11 +55,6 @@ class _Remembering(OAuthClientProvider):
     def _set_client(self) -> None:
         """Use a client that was registered by hand."""
 
-    def note_discovered(self) -> None:
-        """Keep where the tokens came from, before they are saved."""
-        self._login.kept.metadata = self.context.oauth_metadata
-        self._login.kept.resource = self.context.protected_resource_metadata
-
     def _select_authorization_server(self, advertised: list[str]) -> str:
         if self._only_issuer is None:
             return advertised[0]
@@ -72,7 +69,8 @@ class _Remembering(OAuthClientProvider):
         methods = self.context.oauth_metadata and self.context.oauth_metadata.code_challenge_methods_supported
         if methods and S256 not in methods and self.context.redirect_handler is not None:
             raise OAuthFlowError("the authorization server does not support PKCE with S256")
-        self.note_discovered()
+        self._login.kept.metadata = self.context.oauth_metadata  # kept before the tokens that come from it
+        self._login.kept.resource = self.context.protected_resource_metadata
         return await super()._perform_authorization()
 
     async def _refresh_token(self) -> httpx2.Request:
@@ -89,10 +87,10 @@ class _Remembering(OAuthClientProvider):
         if self._only_issuer is not None:
             if metadata is None or not issuers_match(str(metadata.issuer), self._only_issuer):
                 raise OAuthFlowError(f"there is no metadata of the issuer {self._only_issuer}")
-        elif self._has_own_secret:
-            endpoint = httpx2.URL(self._get_token_endpoint())
-            if endpoint.host != httpx2.URL(self.context.server_url).host:
-                raise OAuthFlowError(f"the client's secret would go to {endpoint.host}; give issuer= if that is right")
+        elif self._has_own_secret and metadata is not None:  # without metadata, the receiver is the server itself
+            receiver = httpx2.URL(str(metadata.token_endpoint)).host
+            if receiver != httpx2.URL(self.context.server_url).host:
+                raise OAuthFlowError(f"the client's secret would go to {receiver}; give issuer= if that is right")
 
 
 class PersonProvider(_Remembering):
@@ -117,7 +115,6 @@ Provider = PersonProvider | SecretProvider | SignedProvider | IdentityAssertionO
 
 
 def person_provider(url: str, login: KeptLogin, auth: OAuth, redirect_uri: str) -> PersonProvider:
-    """Return the provider of a person's login; whoever has it sets the handlers."""
     metadata = OAuthClientMetadata.model_validate(
         {
             "client_name": auth.client_name,
@@ -141,9 +138,7 @@ def person_provider(url: str, login: KeptLogin, auth: OAuth, redirect_uri: str) 
 
 
 def program_provider(url: str, login: KeptLogin, auth: ClientCredentials | IdentityAssertion) -> Provider:
-    """Return the provider of a program's login."""
     scope = " ".join(auth.scopes) or None
-    issuer = auth.issuer
     if isinstance(auth, IdentityAssertion):
         return IdentityAssertionOAuthProvider(
             url,
@@ -155,17 +150,15 @@ def program_provider(url: str, login: KeptLogin, auth: ClientCredentials | Ident
             scope,
             auth.method,
         )
-    # The SDK warns without an issuer; `_check_receiver` has the rule for that.
     known: dict[str, Any] = {"server_url": url, "storage": login, "client_id": auth.client_id, "scope": scope}
-    known["issuer"] = issuer or url
+    known["issuer"] = auth.issuer
     made: SecretProvider | SignedProvider
-    if auth.client_secret is not None:
-        method = auth.method
-        made = SecretProvider(client_secret=auth.client_secret, token_endpoint_auth_method=method, **known)
-    else:
-        assert auth.assertion is not None
-        made = SignedProvider(assertion_provider=_asserting(auth.assertion), **known)
-    made._issuer = issuer
+    with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):  # `_check_receiver` does without one
+        if auth.client_secret is not None:
+            made = SecretProvider(client_secret=auth.client_secret, token_endpoint_auth_method=auth.method, **known)
+        else:
+            assert auth.assertion is not None
+            made = SignedProvider(assertion_provider=_asserting(auth.assertion), **known)
     made.configure(login, auth)
     return made
 

@@ -146,10 +146,6 @@ class Questions:
         return await daemon_threads.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
 
-def _is_page(url: str) -> bool:
-    return url.startswith(("https://", "http://")) and safe_text(url, MAX_QUESTION_CHARS) == url
-
-
 def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
     """Return the callbacks of an MCP client. The capability of what is refused is not declared."""
 
@@ -158,17 +154,16 @@ def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sampl
         message, form = safe_text(params.message, MAX_QUESTION_CHARS), None
         try:
             if isinstance(params, ElicitRequestURLParams):
-                if not _is_page(params.url):
+                url = params.url
+                if not url.startswith(("https://", "http://")) or safe_text(url, MAX_QUESTION_CHARS) != url:
                     raise Refused("a page to open has an http or https URL")
-                given = await questions.ask(elicit, message, {"url": params.url})
+                given = await questions.ask(elicit, message, {"url": url})
             else:
                 form = bounded_schema(params.requested_schema, "the question's schema")
                 if refused := (await refused_schemas([form]))[0]:
                     raise RegistrationError(refused)
                 given = await questions.ask(elicit, message, form)
-        except RegistrationError as exc:
-            return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
-        except Refused as exc:
+        except (RegistrationError, Refused) as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
@@ -194,9 +189,5 @@ def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sampl
             return ErrorData(code=INVALID_REQUEST, message=f"no text was written: {type(exc).__name__}")
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text=text), model="host")
 
-    callbacks: dict[str, Any] = {}
-    if elicit is not None:
-        callbacks["elicitation_callback"] = answer
-    if sample is not None:
-        callbacks["sampling_callback"] = write
-    return callbacks
+    callbacks = {"elicitation_callback": (elicit, answer), "sampling_callback": (sample, write)}
+    return {name: callback for name, (function, callback) in callbacks.items() if function is not None}

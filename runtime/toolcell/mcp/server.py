@@ -10,20 +10,20 @@ import json
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 import mcp_types as types
+from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
 from mcp.server.connection import allowed_log_levels
-from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.checker_process import find_problem
 from toolcell.calls.events import TOOL_UPDATE
 from toolcell.calls.result import without_bytes
-from toolcell.calls.values import is_large
+from toolcell.calls.values import BadValue, copy_arguments, is_large
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
@@ -49,18 +49,11 @@ from toolcell.support import daemon_threads
 from toolcell.support.checks import check_count
 from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
-from toolcell.tools import (
-    CODE_TOOL,
-    SEARCH_TOOL,
-    Event,
-    EventBus,
-    Origin,
-    RunContext,
-    ToolDefinition,
-)
+from toolcell.tools import CodeTool, Event, EventBus, Origin, RunContext, ToolDefinition
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]
+Made = TypeVar("Made")
 Answer = types.CallToolResult | types.InputRequiredResult
 
 GONE = "toolcell.gone"
@@ -110,8 +103,8 @@ class McpServer:
         self._checkers = {
             name: ArgumentChecker(ToolDefinition(name, f"Arguments of {name} as a tool of MCP.", schema))
             for name, schema in (
-                (CODE_TOOL, listing.code_schema(runtime.limits, runtime.policy.check_types)),
-                (SEARCH_TOOL, listing.SEARCH_SCHEMA),
+                (CodeTool.NAME, listing.code_schema(runtime.limits, runtime.policy.check_types)),
+                (listing.SEARCH_TOOL, listing.SEARCH_SCHEMA),
                 (listing.DESCRIBE_TOOL, listing.DESCRIBE_SCHEMA),
                 (listing.RESUME_TOOL, listing.RESUME_SCHEMA),
             )
@@ -137,13 +130,13 @@ class McpServer:
         return types.ListToolsResult(tools=found)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        _connection(ctx).state["level"] = params.level
+        connection_of(ctx).state["level"] = params.level
         return types.EmptyResult()
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
         handlers: Mapping[str, Callable[[Context, dict[str, Any]], Awaitable[Answer]]] = {
-            CODE_TOOL: self._execute,
-            SEARCH_TOOL: self._search,
+            CodeTool.NAME: self._execute,
+            listing.SEARCH_TOOL: self._search,
             listing.DESCRIBE_TOOL: self._describe,
             listing.RESUME_TOOL: self._resume,
         }
@@ -157,8 +150,7 @@ class McpServer:
                 return await self._decided(ctx, params.request_state, params.input_responses or {}, handler is None)
             if handler is None:
                 return await self._while_heard(ctx, partial(self._plain_call, ctx, name, given))
-            args = self._checkers[name].check(given).args
-            return await self._while_heard(ctx, partial(handler, ctx, args))
+            return await self._while_heard(ctx, partial(handler, ctx, self._checkers[name].check(given).args))
         except InvalidArguments as exc:
             return failed(f"invalid arguments of {name}: {'; '.join(map(str, exc.problems[:5]))}")
         except ToolcellError as exc:
@@ -213,7 +205,8 @@ class McpServer:
             decisions = readable_only(decisions, token)
         result = await self._carry_on(ctx, token, decisions)
         if is_plain and result.ok and isinstance(result.value, list):
-            return await self._of_plan(result)
+            rows = _rows(result)
+            return await self._of_row(rows, rows[0]["tool"])
         return await self._finish(ctx, result)
 
     async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
@@ -274,7 +267,7 @@ class McpServer:
     async def _log(self, ctx: Context, level: types.LoggingLevel, stream: str, text: str) -> None:
         """Send a log notification, unless the client wants none of this level."""
         levels: list[str] = list(types.LoggingLevel.__args__)  # type: ignore[attr-defined]  # a Literal, lowest first
-        least = _connection(ctx).state.get("level", "debug")
+        least = connection_of(ctx).state.get("level", "debug")
         if level not in allowed_log_levels(ctx.protocol_version, ctx.meta) or levels.index(level) < levels.index(least):
             return
         params = types.LoggingMessageNotificationParams(level=level, logger=stream, data=text)
@@ -290,7 +283,7 @@ class McpServer:
         """Return the session of a client, if it has one. It ends with the client's own."""
         if not self._has_session(ctx):
             return None
-        connection = _connection(ctx)
+        connection = connection_of(ctx)
         state, stack = connection.state, connection.exit_stack
         if self._has_one_client:
             state, stack = self._state, self._stack
@@ -324,8 +317,12 @@ class McpServer:
 
     async def _plain_call(self, ctx: Context, name: str, args: dict[str, Any]) -> Answer:
         """Make one call as the only step of a plan: with the rules, records and approvals that calls have."""
-        made: list[PlanRows] = []
-        context, steps = RunContext(events=EventBus()), [{"tool": name, "args": args}]
+        try:
+            copied = await _in_thread_if_large(args, partial(copy_arguments, args))
+        except BadValue as exc:
+            raise InvalidArguments(name, [exc.problem], args) from exc
+        steps = [{"tool": name, "args": copied.args}]
+        made, context = list[PlanRows](), RunContext(events=EventBus())
         async with anyio.create_task_group() as tasks:
             with context.events.stream() as events:
                 tasks.start_soon(self._report_updates, ctx, events)
@@ -339,8 +336,7 @@ class McpServer:
         while (waiting := rows.suspension) is not None and _can_ask(ctx):
             if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 return await self._finish(ctx, _suspended(rows, waiting))
-            result = await self.runtime.resume(waiting, await self._ask(ctx, waiting))
-            rows = _rows(result)
+            rows = _rows(await self.runtime.resume(waiting, await self._ask(ctx, waiting)))
         if waiting is not None:
             return answer(_suspended(rows, waiting))
         return await self._of_row(rows, name)
@@ -361,10 +357,6 @@ class McpServer:
     async def _report(self, ctx: Context, count: int, message: str) -> None:
         shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
         await ctx.session.report_progress(count, message=shown)
-
-    async def _of_plan(self, result: ExecutionResult) -> Answer:
-        rows = _rows(result)
-        return await self._of_row(rows, rows[0]["tool"])
 
     async def _of_row(self, rows: PlanRows, name: str) -> types.CallToolResult:
         """Return what came of a plan's only step, a call of this tool, with the files that it returned."""
@@ -389,7 +381,7 @@ def _rows(result: ExecutionResult) -> PlanRows:
     return rows
 
 
-async def _in_thread_if_large(value: Any, make: Callable[[], types.CallToolResult]) -> types.CallToolResult:
+async def _in_thread_if_large(value: Any, make: Callable[[], Made]) -> Made:
     return await daemon_threads.run_large(make) if is_large(value) else make()
 
 
@@ -409,7 +401,7 @@ def _answer_of_row(rows: PlanRows, schema: dict[str, Any] | None) -> types.CallT
         structured = json.loads(json_text(data)) if isinstance(data, dict) else None
         return types.CallToolResult(content=content, structured_content=structured)
     if (size := json_size(value, VALUE_BYTES)) > VALUE_BYTES:
-        return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CODE_TOOL}")
+        return failed(f"its result has {size} bytes of JSON, and an answer holds {VALUE_BYTES}; use {CodeTool.NAME}")
     plain = json.loads(json_text(value))
     structured = {"result": plain} if is_wrapper(schema, row["tool"]) else plain
     return types.CallToolResult(content=content, structured_content=structured)
@@ -419,7 +411,7 @@ def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:
     return ExecutionResult(rows.run_id, Outcome.SUSPENDED, suspension=waiting, journal_id=rows.journal_id)
 
 
-def _connection(ctx: Context) -> Any:
+def connection_of(ctx: Context) -> Any:
     """Return the connection of a request. The SDK has no public name for it in this kind of context."""
     return ctx.session._connection
 

@@ -89,7 +89,6 @@ class _Lines:
         return self
 
     async def __anext__(self) -> str:
-        """Return the next line that is a message."""
         if self._token is None:
             self._token = anyio.lowlevel.current_token()
             daemon_threads.start(self._read, name="toolcell-mcp-stdin")
@@ -109,7 +108,6 @@ class _Lines:
                 await self.write(problem + "\n")
 
     async def write(self, text: str) -> None:
-        """Write a message."""
         await daemon_threads.run_sync(self._write, text.encode("utf-8", "replace"), abandon_on_cancel=True)
 
     def _write(self, data: bytes) -> None:

@@ -63,6 +63,44 @@ def with_whole_characters(data: bytes) -> bytes:
     return data
 
 
+MAX_CHECKED: Final = 5_000
+"""Items that models check one by one, in one message: each may be five errors, and all of them are found at once."""
+
+
+def too_many_checked(most: int) -> str:
+    """Say what `has_too_many` found."""
+    return f"more than {most} items of it would have to be checked one by one"
+
+
+TOO_MANY_CHECKED: Final = too_many_checked(MAX_CHECKED)
+MANY_KEYS: Final = 50
+"""More than a model has fields; what an object has past them is checked one by one."""
+MAX_LISTED_ERRORS: Final = 100
+"""Of one message. An error takes microseconds to be found, and much more to be described."""
+_FREE: Final = frozenset({"structuredContent", "_meta", "arguments", "data", "input", "metadata"})
+"""Members whose values no model looks at; texts at the most, as in the `arguments` of a prompt."""
+_BY_NAME: Final = frozenset({"inputRequests", "inputResponses"})
+"""Objects whose names a stranger chooses, and whose values models do look at."""
+_OF_PROTOCOL: Final = "io.modelcontextprotocol/"
+"""What is in `_meta` under such a name, models do look at."""
+
+
+def has_too_many(part: Any, most: int = MAX_CHECKED) -> bool:
+    """Return whether models would check more items of lists and of large objects one by one."""
+    count, waiting = 0, [part]
+    while waiting:
+        part = waiting.pop()
+        count += len(part) if isinstance(part, list) else max(0, len(part) - MANY_KEYS)
+        if count > most:
+            return True
+        members = part.items() if isinstance(part, dict) else enumerate(part)
+        parts = [(name, each) for name, each in members if isinstance(each, dict | list) and name not in _FREE]
+        waiting += [[*each.values()] if name in _BY_NAME and isinstance(each, dict) else each for name, each in parts]
+        if isinstance(part, dict) and isinstance(meta := part.get("_meta"), dict):
+            waiting.append({name: each for name, each in meta.items() if name.startswith(_OF_PROTOCOL)})
+    return False
+
+
 def cut_lists(result: dict[str, Any]) -> None:
     """Cut the lists of a result whose items become objects of the SDK, to one more than is looked at."""
     for name, most in (("content", MAX_BLOCKS), ("tools", MAX_TOOLS + 1)):

@@ -33,13 +33,11 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _stop_without(host: int) -> None:
-    """Stop if the host is gone."""
     if os.getppid() != host:
         raise _Stop
 
 
 def _children() -> list[int]:
-    """Return the processes whose parent is this one."""
     found = []
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdigit():
@@ -60,7 +58,6 @@ def _end_all() -> None:
 
 
 def main(host: int, command: list[str]) -> int:
-    """Run `command` and return its exit status."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)

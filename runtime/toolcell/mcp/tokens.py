@@ -44,7 +44,6 @@ class TokenFile:
             return None
 
     def save(self, text: str) -> None:
-        """Write the file."""
         make_private_folder(self.path.parent)
         write_file(self.path, text.encode())
 
@@ -65,16 +64,13 @@ class TokenMemory:
         self._text: str | None = None
 
     def load(self) -> str | None:
-        """Return the text."""
         return self._text
 
     def save(self, text: str) -> None:
-        """Keep the text."""
         self._text = text
 
 
 def default_path(url: str) -> Path:
-    """Return the file of the tokens of the server at `url`."""
     host = re.sub(r"[^A-Za-z0-9.-]", "_", url.partition("://")[2].partition("/")[0])[:80]
     name = f"{host}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     return platformdirs.user_data_path("toolcell", appauthor=False) / "mcp-tokens" / name
@@ -155,20 +151,16 @@ class KeptLogin:
             raise McpServerError(f"the store of its tokens failed to {method}: {type(exc).__name__}{number}") from None
 
     async def get_tokens(self) -> OAuthToken | None:
-        """Return the tokens."""
         return self.kept.tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep tokens."""
         self.kept.tokens = tokens
         self.kept.expires_at = time.time() + tokens.expires_in if tokens.expires_in is not None else None
         await self.save()
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the client's registration."""
         return self.kept.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Keep the client's registration."""
         self.kept.client = client_info
         await self.save()

@@ -88,7 +88,7 @@ class Traffic:
                     if key in self._listings:
                         self._listings.remove(key)
                         if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
-                            self._listing.mend(item.message.result)
+                            await self._listing.mend(item.message.result)
                     return
             case JSONRPCRequest(id=ident):
                 await self._open_request(ident)
@@ -157,12 +157,10 @@ class Outbox:
             await self._arrived.wait()
 
     def close(self) -> None:
-        """Take no more messages."""
         self._is_closed = True
         self._arrived.notify()
 
     async def aclose(self) -> None:
-        """Take no more messages."""
         self.close()
 
     async def __aenter__(self) -> Self:

@@ -7,16 +7,18 @@ of lines that are not messages, and what answers no request a pace. Nobody who w
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx2
@@ -35,30 +37,27 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from toolcell.errors import McpServerError
-from toolcell.mcp.address_guard import LoginTransport
-from toolcell.mcp.broken_tools import ToolPages
-from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
-from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
-from toolcell.mcp.login import Login
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements, with_whole_characters
-from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
-from toolcell.support.text import clean
-
-if TYPE_CHECKING:
-    from toolcell.egress import Egress
-
-
-import ipaddress
-import urllib.request
-from collections.abc import Iterator
-
 from toolcell.egress import Egress
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.request import HttpRequest
 from toolcell.egress.urls import parse_url
-from toolcell.errors import ToolError
-from toolcell.mcp.address_guard import send_to
+from toolcell.errors import McpServerError, ToolError
+from toolcell.mcp.address_guard import LoginTransport, send_to
+from toolcell.mcp.broken_tools import ToolPages
+from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
+from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
+from toolcell.mcp.login import Login
+from toolcell.mcp.structure import (
+    MAX_ELEMENTS,
+    TOO_MANY,
+    TOO_MANY_CHECKED,
+    cut_lists,
+    elements,
+    has_too_many,
+    with_whole_characters,
+)
+from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
+from toolcell.support.text import clean
 
 # The proxies that the environment names, as other clients take them: `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`.
 
@@ -114,7 +113,6 @@ class ProxyTransport(httpx2.AsyncBaseTransport):
         return await self._transports[proxy].handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close every connection."""
         for transport in self._transports.values():
             await transport.aclose()
 
@@ -145,17 +143,14 @@ class AllowedTransport(httpx2.AsyncBaseTransport):
                 method=request.method, target=target, headers=tuple(request.headers.multi_items()), body=b""
             )
             rule = self._allowed.judge_unasked(asked)
-            size = int(request.headers.get("content-length", "0"))
-            _, headers = self._allowed.filled(asked, rule, size)
+            _, headers = self._allowed.filled(asked, rule, int(request.headers.get("content-length", "0")))
             await self._allowed.wait_for_turn(rule, TURN_S)
             addresses = await self._allowed.addresses_of(target)
         except ToolError as exc:
             raise httpx2.ConnectError(exc.message) from None
-        response = await send_to(self._inner, addresses, request, headers)
-        return without_secrets(response, self._allowed.echoes)
+        return without_secrets(await send_to(self._inner, addresses, request, headers), self._allowed.echoes)
 
     async def aclose(self) -> None:
-        """Close every connection."""
         await self._inner.aclose()
 
 
@@ -350,15 +345,21 @@ _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: 
 """How the SDK's errors begin for an answer that did not come, or is none. A server that says the same gains nothing."""
 
 
-def _mend_message(message: Any) -> None:
-    """Make a message one that the SDK may read: no error of a server passes for one of the SDK's own."""
+def _mended(item: SessionMessage) -> SessionMessage | Exception:
+    """Return a message that the SDK may read: no error of a server passes for one of the SDK's own."""
+    message = item.message
     if isinstance(message, JSONRPCResponse):
         cut_lists(message.result)
-    elif isinstance(message, JSONRPCError) and message.error.message.startswith((*_LOST, *_UNREADABLE)):
+        if has_too_many({**message.result, "tools": None}):  # `ToolPages` checks each tool alone
+            return _error(message.id, f"its answer cannot be used: {TOO_MANY_CHECKED}")
+    elif not isinstance(message, JSONRPCError):
+        return ValueError(TOO_MANY_CHECKED) if has_too_many(message.params or {}) else item
+    elif message.error.message.startswith((*_LOST, *_UNREADABLE)):
         said = NOT_A_MESSAGE if message.error.message.startswith(_UNREADABLE) else message.error.message
         message.error.code, message.error.message = ANSWER_LOST, said
-    elif isinstance(message, JSONRPCError) and message.error.code in SDK_CODES:
+    elif message.error.code in SDK_CODES:
         message.error.code += OF_SERVER
+    return item
 
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
@@ -460,7 +461,7 @@ async def bounded(
                 async with aclosing(items):
                     async for item, size in items:
                         if isinstance(item, SessionMessage):
-                            _mend_message(item.message)
+                            item = _mended(item)
                         await traffic.admit(item, size)
                         if item is not None:
                             await to_session.send(item)

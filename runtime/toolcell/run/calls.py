@@ -194,7 +194,7 @@ class ToolCalls:
         try:
             if len(definitions) <= SMALL:
                 return ToolReturn(call.id, self._choose_tools(definitions, wanted))
-            return ToolReturn(call.id, await daemon_threads.run_sync(self._choose_tools, definitions, wanted))
+            return ToolReturn(call.id, await daemon_threads.run_large(self._choose_tools, definitions, wanted))
         except UsageError as exc:
             return ToolFail(call.id, str(ErrorCode.INVALID_ARGUMENTS), str(exc), False, {})
 

@@ -19,6 +19,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.options import Origin
 from toolcell.config import Limits
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
@@ -38,7 +40,7 @@ from toolcell.run.outcome import (
     warnings_of,
 )
 from toolcell.run.output import RunOutput
-from toolcell.run.run import Run
+from toolcell.run.run import Run, Script
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
 from toolcell.support import daemon_threads, event_loop
 from toolcell.support.event_loop import BegunCoroutine
@@ -199,7 +201,7 @@ class Conversation:
             connection.on_interrupt = scope.cancel
             await self._send_script()
             connection.script_scope = scope
-            cancel = self._run.handlers.cancel
+            cancel = self._run.options.cancel
             if cancel is not None and cancel.is_set():
                 self.abort(CANCELLED)  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
@@ -341,8 +343,8 @@ class Conversation:
     async def _serve_calls(self, call: CallTool | None) -> None:
         """Make calls and read on, until the run is over."""
         async with anyio.create_task_group() as tasks:
-            if self._run.handlers.cancel is not None:
-                self._start(tasks, self._abort_on, self._run.handlers.cancel)
+            if self._run.options.cancel is not None:
+                self._start(tasks, self._abort_on, self._run.options.cancel)
             await self._serve(tasks, call)
 
     async def _serve(self, tasks: TaskGroup, call: CallTool | None = None) -> None:
@@ -456,7 +458,6 @@ class Conversation:
             found = error_info(stopped.error or {})
             if found.type == KeyboardInterrupt.__name__:  # else it has handled that
                 stopped, self._line = Aborted(connection.interrupted_for), found.line
-        waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
         run_end = RunEnd(
             self._run.script.limits,
             usage,
@@ -468,7 +469,7 @@ class Conversation:
             printed_bytes=output.capture.total_bytes,
             refused=refused,
             line=self._line,
-            waits_for=waits_for,
+            waits_for=leftover_names(connection.leftover.stuck) if connection.leftover is not None else (),
         )
         outcome, error = outcome_of(run_end)
         return ExecutionResult(
@@ -487,6 +488,16 @@ class Conversation:
             journal_id=self._run.journal_id,
             **self._run.script.found,
         )
+
+
+class SandboxRunner(GuestConnection):
+    """Runs scripts in one sandbox, without a Runtime: for tests of a backend."""
+
+    async def run(self, source: str, tools: CallableTools, limits: Limits, number: int = 1) -> ExecutionResult:
+        """Run a script. `number`: which one it is in this sandbox."""
+        script = Script(source=source, limits=limits)
+        message = script.message(number, tools=tools.names_text(Origin.CODE))
+        return await Conversation(Run(script, tools, RunContext(), message), self).execute()
 
 
 # `RunMonitor`: has every run under way measured a few times a second, and ends runs whose time is over.

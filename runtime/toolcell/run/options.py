@@ -19,7 +19,7 @@ import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.placeholders import DryRun
-from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
+from toolcell.config import CheckTypes, Limits, LintProfile, OnApproval, check_types_of
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import GuestFile
@@ -34,20 +34,6 @@ OnProgress = Callable[[object], object]
 """Takes the reported value; may be async."""
 
 
-@frozen
-class RunHandlers:
-    """Callbacks for a run's events, and the event that cancels it."""
-
-    cancel: anyio.Event | None = None
-    """Setting it ends the run with outcome `cancelled`."""
-    on_log: OnLog | None = None
-    """Called with stream and text for everything the script prints."""
-    on_progress: OnProgress | None = None
-    """Called with every value the script reports as its progress."""
-
-
-NO_HANDLERS: Final = RunHandlers()
-
 CALLBACK_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What ends one run when a callback raises it. Let out in a task of the monitor, it would end every run."""
 
@@ -59,9 +45,9 @@ class Callbacks:
     """The callbacks of one run. As a context manager: what was not awaited by its end is dropped, and what another
     task awaits then is cancelled."""
 
-    def __init__(self, handlers: RunHandlers) -> None:
-        self._on_log = handlers.on_log
-        self._on_progress = handlers.on_progress
+    def __init__(self, options: RunOptions) -> None:
+        self._on_log = options.on_log
+        self._on_progress = options.on_progress
         self._lock: anyio.Lock | None = None
         self._hearing: anyio.CancelScope | None = None
         """Cancel scope of the task that awaits something now."""
@@ -145,28 +131,6 @@ InputFiles = Iterable[FileInput] | Mapping[str, FileContent]
 
 MAX_PART_BYTES = 255
 """Most bytes of one part of a name. Source: NAME_MAX of Linux."""
-
-
-def guest_files(given: InputFiles, limits: Limits | None = None) -> tuple[GuestFile, ...]:
-    """Load the input files: a list of paths and (name, content), or a mapping from names to content.
-
-    `limits`: of the run, where they are known: files beyond them are not read.
-
-    Raises:
-        UsageError: a file is not a regular file or cannot be read, its content is not text or bytes, its name leaves
-            the workspace, two files have one name, or there is no room for them.
-    """
-    if given == ():
-        return ()
-    one: object = given
-    if isinstance(one, str | bytes | os.PathLike) or not hasattr(given, "__iter__"):
-        path = os.fsdecode(one) if isinstance(one, bytes) else one
-        cure = f"; write files=[{path!r:.80}]" if isinstance(path, str | os.PathLike) else ""
-        raise UsageError(f'files= takes a list of paths and ("name", content), not {type(given).__name__}{cure}')
-    loader = _Loader(limits)
-    files = tuple(map(loader.load, given.items() if isinstance(given, Mapping) else given))
-    _check_names(files)
-    return files
 
 
 def _check_names(files: Sequence[GuestFile]) -> None:
@@ -279,7 +243,6 @@ def _not_a_file(given: object) -> str:
     return f"an input file is a path, or (name, content) with text or bytes as content, not ({got}){cure}"
 
 
-OnApproval = Literal["ask", "deny", "suspend"]
 Refresh = Literal["", "reads"]
 
 
@@ -316,7 +279,7 @@ class RunKwargs(SessionRunKwargs, total=False):
 
 
 @frozen(kw_only=True)
-class RunOptions(RunHandlers):
+class RunOptions:
     """What one run is given, checked. Each method takes as many of these as it can use (`RunKwargs`).
 
     Raises:
@@ -334,6 +297,12 @@ class RunOptions(RunHandlers):
     }
     """Options that a service gets as they are, with the types of their values."""
 
+    cancel: anyio.Event | None = None
+    """Setting it ends the run with outcome `cancelled`."""
+    on_log: OnLog | None = None
+    """Called with stream and text for everything the script prints."""
+    on_progress: OnProgress | None = None
+    """Called with every value the script reports as its progress."""
     inputs: Mapping[str, Any] | None = None
     """Names that the script finds, and their values."""
     files: InputFiles = ()
@@ -365,6 +334,27 @@ class RunOptions(RunHandlers):
         check_keywords(door, given, known.__annotations__)
         return cls(**given)
 
+    def guest_files(self, limits: Limits | None = None) -> tuple[GuestFile, ...]:
+        """Load the input files: a list of paths and (name, content), or a mapping from names to content.
+
+        `limits`: of the run, where they are known: files beyond them are not read.
+
+        Raises:
+            UsageError: a file is not a regular file or cannot be read, its content is not text or bytes, its name
+                leaves the workspace, two files have one name, or there is no room for them.
+        """
+        given = self.files
+        if given == ():
+            return ()
+        one: object = given
+        if isinstance(one, str | bytes | os.PathLike) or not hasattr(given, "__iter__"):
+            path = os.fsdecode(one) if isinstance(one, bytes) else one
+            cure = f"; write files=[{path!r:.80}]" if isinstance(path, str | os.PathLike) else ""
+            raise UsageError(f'files= takes a list of paths and ("name", content), not {type(given).__name__}{cure}')
+        files = tuple(map(_Loader(limits).load, given.items() if isinstance(given, Mapping) else given))
+        _check_names(files)
+        return files
+
     def __post_init__(self) -> None:
         if self.lint is not None:
             check_one_of("lint=", self.lint, get_args(LintProfile))
@@ -394,8 +384,10 @@ class RunOptions(RunHandlers):
 
     def plain(self) -> dict[str, Any]:
         """Return those that a service gets as they are, as far as they were set."""
-        default = RunOptions()
-        return {name: value for name in self.PLAIN if (value := getattr(self, name)) != getattr(default, name)}
+        return {name: value for name in self.PLAIN if (value := getattr(self, name)) != getattr(NO_OPTIONS, name)}
+
+
+NO_OPTIONS: Final = RunOptions()
 
 
 def _check_seed_and_clock(seed: object, clock: object) -> None:

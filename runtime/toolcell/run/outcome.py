@@ -118,8 +118,7 @@ def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
         case LimitExceeded() as exceeded:
             return _limit_outcome(exceeded, end)
     done = end.stopped if isinstance(end.stopped, Done) else None
-    enforced = _enforced_limit(end, done)
-    if enforced is not None:
+    if (enforced := _enforced_limit(end, done)) is not None:
         return _limit_outcome(enforced, end)
     if done is None:
         return (Outcome.LOST if end.exit.is_lost else Outcome.KILLED), _killed(end.exit)
@@ -247,7 +246,6 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     found = claimed.get("findings")
-    findings = tuple(map(_finding, found[:50])) if isinstance(found, list) else ()
     return ErrorInfo(
         text("type", 200) or "Exception",
         text("message", 16_384),
@@ -255,7 +253,7 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         number("column"),
         text("traceback", 65_536),
         exit_code=number("exit_code"),
-        findings=findings,
+        findings=tuple(map(_finding, found[:50])) if isinstance(found, list) else (),
         frames=tuple(map(_frame, frames[:FRAMES])) if isinstance(frames := claimed.get("frames"), list) else (),
     )
 
@@ -290,5 +288,4 @@ def _finding(claimed: Any) -> dict[str, Any]:
     """Read one lint finding: its four fields, each checked and cut to size."""
     given = claimed if isinstance(claimed, dict) else {}
     numbers = {key: given.get(key) for key in ("line", "column") if type(given.get(key)) is int}
-    texts = {key: value[:500] for key in ("rule", "message") if isinstance(value := given.get(key), str)}
-    return numbers | texts
+    return numbers | {key: value[:500] for key in ("rule", "message") if isinstance(value := given.get(key), str)}

@@ -82,8 +82,7 @@ class Capture:
         if stream != self._last:
             self._order += 1
             self._last = stream
-        room = self._head_bytes - self._head_used[stream]
-        if room > 0:
+        if (room := self._head_bytes - self._head_used[stream]) > 0:
             head = text if size <= room else _cut(text, room)
             taken = len(head.encode("utf-8", "replace"))
             # A character that did not fit closes the head: what follows it must not slip in before it.
@@ -122,8 +121,7 @@ class Capture:
             kept, order = _last("".join(each.text for each in tail), self._tail_bytes), tail[0].order
             kept_bytes = len(kept.encode("utf-8", "replace"))
             head_bytes = sum(each.size for each in self._heads if each.stream == stream)
-            missing = self._total[stream] - head_bytes - kept_bytes
-            if missing > 0:
+            if (missing := self._total[stream] - head_bytes - kept_bytes) > 0:
                 truncated = True
                 kept = f"\n... [{missing} bytes of {stream} dropped] ...\n{kept}"
             entries.append((order, stream, kept))
@@ -143,9 +141,7 @@ def _cut(text: str, size: int) -> str:
 
 def _last(text: str, size: int) -> str:
     """Return the longest end of `text` within `size` bytes."""
-    if size <= 0:
-        return ""
-    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
+    return "" if size <= 0 else text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
 
 
 def _merged(entries: list[tuple[int, Stream, str]]) -> list[LogEntry]:
@@ -259,7 +255,7 @@ class RunOutput:
         self.value: Any = None
         self.has_value = False
         self._run = run
-        self.callbacks = Callbacks(run.handlers)
+        self.callbacks = Callbacks(run.options)
         self._connection = connection
         self._cancel_call = cancel_call
         self.capture = Capture(run.script.limits.output_bytes)

@@ -15,7 +15,7 @@ from toolcell.calls.result import ToolResult
 from toolcell.config import Limits
 from toolcell.errors import AuditError, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.options import NO_HANDLERS, RunHandlers, RunOptions, guest_files
+from toolcell.run.options import NO_OPTIONS, RunOptions
 from toolcell.sandbox.backend import GuestFile, Sandbox
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.tools import GUEST_NAMES
@@ -106,7 +106,7 @@ def script_from(source: str, options: RunOptions, limits: Limits, lint: str) -> 
     return Script(
         source=source,
         inputs=options.inputs,
-        files=guest_files(options.files, options.limits or limits),
+        files=options.guest_files(options.limits or limits),
         limits=options.limits or limits,
         lint=options.lint or lint,
         seed=options.seed,
@@ -185,7 +185,7 @@ class Run:
         *,
         work: HostWork | None = None,
         is_large: bool = False,
-        handlers: RunHandlers = NO_HANDLERS,
+        options: RunOptions = NO_OPTIONS,
     ) -> None:
         """`message`: the script and its settings, as they are sent. `is_large`: a thread packs its inputs."""
         self.script, self.message, self.is_large = script, message, is_large
@@ -194,7 +194,7 @@ class Run:
         """Context of its calls, under the rules of the runtime."""
         self.work = work or HostWork(script.limits.host_work)
         """Where the run's work is counted; its calls count theirs in the same place."""
-        self.handlers = handlers
+        self.options = options
         self.parts: tuple[RunPart, ...] = ()
         self.make_call: Callable[..., Awaitable[ToolResult]] = tools.dispatch
         """Makes a call, or answers it from a journal."""
@@ -214,8 +214,7 @@ class Run:
         size = min(CHUNK_BYTES, self.script.limits.frame_bytes // 2)
         for file in self.script.files:
             for start in range(0, max(1, len(file.data)), size):
-                last = start + size >= len(file.data)
-                yield PutFile(file.name, file.data[start : start + size], last)
+                yield PutFile(file.name, file.data[start : start + size], start + size >= len(file.data))
 
 
 def sendable(source: str) -> str:
@@ -230,7 +229,7 @@ def sendable(source: str) -> str:
         source.encode("utf-8")
     except UnicodeEncodeError as exc:
         line = source.count("\n", 0, exc.start) + 1
-        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is not valid text"
+        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is not valid text: remove it"
         shown = source[:MAX_SHOWN_CHARS].encode("ascii", "backslashreplace").decode()
         comments = "".join(f"# {each}\n" for each in shown.split("\n"))  # a line keeps its number
         return f"{comments}raise SyntaxError({said!r}, ('<code>', {line}, None, None))"

@@ -27,7 +27,7 @@ from toolcell.calls.values import is_large
 from toolcell.config import Limits, Policy
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import NO_HANDLERS, RunHandlers
+from toolcell.run.options import NO_OPTIONS, RunOptions
 from toolcell.run.run import LARGE, Run, RunPart, Script
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
@@ -48,11 +48,9 @@ class RunRecorder(Protocol):
         self, run: Run, *, policy: Policy, environment: Mapping[str, Any], egress: Sequence[Mapping[str, Any]]
     ) -> RunPart:
         """Return what records a script's run."""
-        ...
 
     def observe(self, context: RunContext, kind: str, link: RunLink | None) -> AbstractAsyncContextManager[RunContext]:
         """Record the calls that are made with the yielded context."""
-        ...
 
 
 class UnlistedTools(Protocol):
@@ -91,7 +89,6 @@ class EgressRules(Protocol):
 
     def tools_for(self, limits: Limits) -> UnlistedTools:
         """Return the tools of one runtime. `limits`: of runs that have none of their own."""
-        ...
 
 
 class Runs:
@@ -209,7 +206,7 @@ class Runs:
         tools: CallableTools,
         context: RunContext | None,
         link: RunLink | None = None,
-        handlers: RunHandlers = NO_HANDLERS,
+        options: RunOptions = NO_OPTIONS,
     ) -> Run:
         """Make a run, with its message, and count it. `link`: names the run that it goes on from.
 
@@ -247,9 +244,10 @@ class Runs:
                 begin_run(context)
         else:
             context = context or RunContext()
-            context = self.begin(context.child(limits=own_limits or context.limits).within(**scope))
+            context = context if own_limits is None else context.child(limits=own_limits)
+            context = self.begin(context.within(**scope))
         link.id = context.run_id
-        return Run(script, tools, context, message, work=work, is_large=large, handlers=handlers)
+        return Run(script, tools, context, message, work=work, is_large=large, options=options)
 
     async def execute(self, run: Run, own: GuestConnection | None = None) -> ExecutionResult:
         """Run a script once, in `own`, the sandbox of a session, or in one that is destroyed afterwards.
@@ -271,7 +269,8 @@ class Runs:
                 ran = await _without_secrets(ran, context, work)
                 is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
                 is_long = is_kept and work.calls > LONG_BYTES
-                result = await daemon_threads.run_sync(_finished, run, ran) if is_long else _finished(run, ran)
+                charged = daemon_threads.account.get().timed
+                result = await daemon_threads.run_sync(charged, _finished, run, ran) if is_long else _finished(run, ran)
         except BaseException as exc:
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             with anyio.CancelScope(shield=True):
@@ -307,8 +306,7 @@ class Runs:
 
     async def _join_record(self, run: Run, recorder: RunRecorder) -> None:
         egress = self.requests.rules if self.requests is not None and run.message.egress else ()
-        facts = self.environment.facts
-        run.join(await recorder.recording(run, policy=self.policy, environment=facts, egress=egress))
+        run.join(await recorder.recording(run, policy=self.policy, environment=self.environment.facts, egress=egress))
 
     async def _ended(self, run: Run, result: ExecutionResult) -> ExecutionResult:
         count_cpu(run.context, result.usage.cpu_s)
@@ -358,7 +356,7 @@ async def _without_secrets(result: ExecutionResult, context: RunContext, work: H
         return result
     if work.calls + work.uploaded > LONG_BYTES:
         with suppress(MemoryError):  # there is none for a thread
-            return await daemon_threads.run_sync(_looked_through, result, context.secrets)
+            return await daemon_threads.run_large(_looked_through, result, context.secrets)
     return _looked_through(result, context.secrets)
 
 

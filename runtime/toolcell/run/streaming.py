@@ -125,32 +125,39 @@ class _Feed(BackgroundTask):
 
     def put(self, event: RunEvent) -> Awaitable[None] | None:
         """Append an event. Return what waits until there is room again, if there is none."""
+        self.append(event)
+        return self.wait_for_room() if len(self._events) > QUEUE_EVENTS else None
+
+    def append(self, event: RunEvent) -> None:
         if self.is_left:
             self._end.set()
-            return None
+            return
         last = self._events[-1] if self._events else None
-        if isinstance(event, LogPrinted) and isinstance(last, LogPrinted) and _fit_together(last, event):
+        if (
+            isinstance(event, LogPrinted)
+            and isinstance(last, LogPrinted)
+            and last.stream == event.stream
+            and len(last.text) + len(event.text) <= MERGED_CHARS
+        ):
             self._events[-1] = LogPrinted(last.stream, last.text + event.text)
         else:
             self._events.append(event)
         self.changed.notify()
-        return self._wait_for_room() if len(self._events) > QUEUE_EVENTS else None
 
-    async def _wait_for_room(self) -> None:
+    async def wait_for_room(self) -> None:
         while len(self._events) > QUEUE_EVENTS and not self.is_left:
             await self.changed.wait()
 
     def update(self, event: CallUpdated) -> None:
         """Take a tool's progress, if there is room: the tool does not wait."""
         if len(self._events) < QUEUE_EVENTS and not self.is_left:
-            self.put(event)
+            self.append(event)
 
     def finish(self, result: ExecutionResult) -> None:
         """Take the result. What is still in the queue stays there, and this comes after it."""
         last: list[RunEvent] = [*map(FileReturned, result.files), RunFinished(result)]
         for event in last:
-            if (waiting := self.put(event)) is not None:
-                waiting.close()  # type: ignore[attr-defined]  # a coroutine: nothing is to wait any more
+            self.append(event)
 
     # The reader's end.
 
@@ -166,7 +173,8 @@ class _Feed(BackgroundTask):
         context = given.context or RunContext(run_id=new_id())
         watcher = _CallWatcher(self)
         # Of a context that is given to several runs at once the bus has the events of all, and their calls have one id.
-        features, events = Features([*context.features, watcher]), EventBranch(context.events, watcher.updated)
+        events = EventBranch(context.events, watcher.updated, self.wait_for_room)
+        features = Features([*context.features, watcher])
         context = context.child(features=features, events=events)
         options = replace(
             given,
@@ -176,10 +184,6 @@ class _Feed(BackgroundTask):
             on_progress=lambda value: self.put(ProgressReported(value)),
         )
         self.finish(await run(options))
-
-
-def _fit_together(last: LogPrinted, event: LogPrinted) -> bool:
-    return last.stream == event.stream and len(last.text) + len(event.text) <= MERGED_CHARS
 
 
 class _CallWatcher(Feature):
@@ -194,15 +198,15 @@ class _CallWatcher(Feature):
         args = call.run.secrets.shown(call.args if call.refusal is None else call.raw_args)
         await self._tell(CallStarted(call.call_id, call.name, args, call.parent_call_id))
 
-    def updated(self, event: Event) -> Awaitable[None] | None:
-        """Tell what a tool reports. Return what waits until there is room for more of its output."""
+    def updated(self, event: Event) -> None:
+        """Tell what a tool reports. Who writes waits for room by itself, and never for the reader of another stream."""
         if event.type not in (TOOL_UPDATE, TOOL_OUTPUT) or (event.run_id, event.call_id) not in self._under_way:
-            return None
+            return
         call_id, tool, text = event.call_id or "", event.tool or "", event.update.get("text", "")
         if event.type == TOOL_OUTPUT:
-            return self._feed.put(CallOutput(call_id, tool, text))
-        self._feed.update(CallUpdated(call_id, tool, text, event.update.get("details")))
-        return None
+            self._feed.append(CallOutput(call_id, tool, text))
+        else:
+            self._feed.update(CallUpdated(call_id, tool, text, event.update.get("details")))
 
     async def call_ended(self, call: Call, /) -> None:
         self._under_way.discard((call.run.run_id, call.call_id))

@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from mmap import mmap
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from toolcell.config import AUTO_FLOOR, DEFAULT_LAYERS, Limits, Policy
 from toolcell.errors import UsageError
-from toolcell.results import Outcome
 from toolcell_bridge.wire.frozen import frozen
+
+if TYPE_CHECKING:
+    from toolcell.results import Outcome  # the probing process reads this module, and has no msgpack
 
 ANSWER_S = 0.03
 """How long to wait for a script that was asked for its line; it answers in a fraction of a millisecond."""
@@ -78,11 +80,9 @@ class ByteStream(Protocol):
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" when the other end is gone."""
-        ...
 
     async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`; returns silently when the other end is gone: `receive` reports that."""
-        ...
 
 
 class Meter(ABC):

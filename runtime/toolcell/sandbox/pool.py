@@ -172,8 +172,7 @@ class Pool(Generic[T]):
             Exception: whatever else the start raised.
             Cancellation: nothing is held.
         """
-        item = self._take()
-        if item is not None:
+        if (item := self._take()) is not None:
             return item
         self._waiting += 1
         self._problem = None
@@ -193,8 +192,7 @@ class Pool(Generic[T]):
             left_s = self._clock.start_s if self._busy >= self._cap else self._clock.left_s(since)
             with anyio.move_on_after(max(0.0, left_s)):
                 await self._sleep()
-            item = self._take()
-            if item is not None:
+            if (item := self._take()) is not None:
                 return item
             if self._problem is not None:
                 raise self._problem
@@ -323,9 +321,8 @@ class Pool(Generic[T]):
         if self._closing.is_set() or self._tasks is None:
             return
         now = self._now()
-        ages = [now - since for since, _ in self._idle]
         todo = plan(
-            ages,
+            [now - since for since, _ in self._idle],
             self._busy,
             self._starting,
             self._warm,

@@ -67,9 +67,7 @@ def open_files_allow(per_sandbox: int) -> int | None:
         used = len(os.listdir("/proc/self/fd"))
     except (ImportError, OSError):
         return None
-    if allowed == resource.RLIM_INFINITY:
-        return None
-    return max(0, allowed - used - ROOM) // per_sandbox
+    return None if allowed == resource.RLIM_INFINITY else max(0, allowed - used - ROOM) // per_sandbox
 
 
 def possible_cap(cap: int, each: int) -> int:

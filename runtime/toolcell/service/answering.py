@@ -1,4 +1,4 @@
-"""Answers as JSON: small ones at once, others in a thread, one at a time for each tenant, none too large.
+"""Answers as JSON: small ones at once, others in a thread, none too large.
 
 A script can call tools with 32 MB of control characters, which are six times as long in JSON.
 """
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import anyio
 from starlette.responses import Response
 
 from toolcell.results import Array, Table
@@ -38,7 +37,6 @@ class Answers:
     def __init__(self, most: int) -> None:
         """`most`: bytes of one answer."""
         self._most = most
-        self._turn = anyio.CapacityLimiter(1)
 
     async def text(self, data: object) -> bytes:
         """Return the JSON of an answer. Of one that is too large, long texts and lists are cut, and say so.
@@ -48,8 +46,7 @@ class Answers:
         """
         if is_small(data):
             return exact_json_text(data).encode()
-        async with self._turn:
-            return await daemon_threads.run_sync(self._fitting, data)
+        return await daemon_threads.run_large(self._fitting, data)
 
     async def response(self, data: object, status: int = 200) -> Response:
         """Return the answer to a request.

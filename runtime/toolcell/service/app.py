@@ -71,7 +71,8 @@ def create_app(config: ServiceConfig | Service | None = None, *, registry: ToolR
             yield
 
     handlers = dict.fromkeys((Problem, ToolcellError, HTTPException, Exception), answer_problem)
-    routes = [*_routes(), viewer_of(service)]
+    routes: list[BaseRoute] = [each.route() for each in ENDPOINTS]
+    routes += [Route(OPENAPI, _openapi), *health.ROUTES, *callers.ROUTES, viewer_of(service)]
     outermost = [Middleware(RequestLog, route_of=partial(_route_of, routes)), Middleware(OneFraming)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=outermost)
     app.state.service = service
@@ -86,11 +87,6 @@ def _route_of(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
         if route.matches(scope)[0] is not Match.NONE:
             return _route_of(route.routes, scope) if isinstance(route, PagesRoute) else getattr(route, "path", None)
     return None
-
-
-def _routes() -> list[BaseRoute]:
-    routes = [*(each.route() for each in ENDPOINTS), Route(OPENAPI, _openapi)]
-    return [*routes, *health.ROUTES, *callers.ROUTES]
 
 
 async def _openapi(request: Request) -> Response:

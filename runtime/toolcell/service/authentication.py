@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
 from toolcell.service.request_log import note
+from toolcell.support import daemon_threads
 from toolcell.support.asgi import is_loopback
 
 LOOPBACK_TENANT = "default"
@@ -48,7 +49,6 @@ class LoopbackAuthenticator:
     _anybody = Principal(LOOPBACK_TENANT, "local", frozenset(Scope))
 
     async def principal(self, headers: Mapping[str, str], client: str) -> Principal:
-        """Return the one principal there is."""
         if why := _not_local(headers, client):
             detail = f"{why}, and without a store of tokens only programs of this machine are let in"
             raise Problem(401, "unauthorized", "Not let in", detail)
@@ -108,19 +108,21 @@ async def principal_of(connection: HTTPConnection, *scopes: Scope) -> Principal:
         Problem: they are not known (401), may not do it (403), or tried too often (429).
     """
     client = connection.client.host if connection.client is not None else ""
-    principal = await identified(connection.app.state.service.authenticator, connection.headers, client)
+    principal = await identified(connection.app.state.service, connection.headers, client)
     check_may(principal, *scopes)
     return principal
 
 
-async def identified(authenticator: Authenticator, headers: Mapping[str, str], client: str) -> Principal:
-    """Return who it is, and note it, or why it is nobody, in the line of the request."""
+async def identified(service: Any, headers: Mapping[str, str], client: str) -> Principal:
+    """Return who it is, and note it, or why it is nobody, in the line of the request. The large data of this task is
+    charged to the tenant from now on."""
     try:
-        principal = await authenticator.principal(headers, client)
+        principal: Principal = await service.authenticator.principal(headers, client)
     except Problem as problem:
         note(code=problem.code, refused=problem.detail or problem.title)
         raise
     note(tenant=principal.tenant, subject=principal.subject)
+    daemon_threads.account.set(service.admission.account(principal.tenant))
     return principal
 
 

@@ -54,16 +54,13 @@ class Attempts:
         return max(1, math.ceil(wait_s))
 
     def note_wrong(self, address: str) -> None:
-        """Count a wrong credential."""
         place, now = network_of(address), self._clock()
         bucket = self._wrong.get(place) or TokenBucket(self._refill_s, self._allowed)
         bucket.take(now)
         self._wrong.put(place, bucket)
 
     def note_right(self, address: str, digest: bytes) -> None:
-        """Remember a credential that was right."""
-        pair = (network_of(address), digest)
-        self._proved.put(pair, self._clock())
+        self._proved.put((network_of(address), digest), self._clock())
 
 
 def network_of(address: str) -> str:

@@ -6,6 +6,7 @@ import codecs
 import itertools
 import re
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -93,16 +94,17 @@ def check_json(request: Request) -> None:
         raise Problem(415, "unsupported_media_type", "The body is not JSON", detail, headers=headers)
 
 
-async def parsed_body(model: type[Model], body: bytes) -> Model:
-    """Return a JSON body as its model. The event loop turns meanwhile.
+async def parsed_body(model: type[Model], body: bytes, place: AbstractAsyncContextManager[None]) -> Model:
+    """Return a JSON body as its model. A large one is read in `place`, and the event loop turns meanwhile.
 
     Raises:
-        Problem: it has too many elements (413), is not JSON (400), or not of this form (422).
+        Problem: it has too many elements (413), is not JSON (400), or not of this form (422); or as from `place`.
     """
     if len(body) <= SMALL_BYTES:
         found = _as_model(partial(model.model_validate_json, body.removeprefix(codecs.BOM_UTF8)))
     else:
-        found = await daemon_threads.run_large(_parsed_large, model, body)
+        async with place:
+            found = await daemon_threads.run_large(_parsed_large, model, body)
     if isinstance(found, Problem):
         raise found
     return found

@@ -8,15 +8,16 @@ import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, NoReturn, Unpack
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, TypeVar, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls.call import CallableTools
+from toolcell.calls.call import CallableTools, ResumeDecision
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
-from toolcell.config import Limits
-from toolcell.control import PlanRows, ResumeDecision
+from toolcell.config import Limits, OnApproval
+from toolcell.control import PlanRows
 from toolcell.errors import ServiceError, ServiceUnavailable, SessionError, ToolcellError, UsageError
 from toolcell.results import (
     AbandonedThread,
@@ -27,21 +28,12 @@ from toolcell.results import (
     SessionFile,
     Suspension,
 )
-from toolcell.run import (
-    InputFiles,
-    OnApproval,
-    ResumeKwargs,
-    RunHandlers,
-    RunKwargs,
-    RunOptions,
-    RunStream,
-    SessionRunKwargs,
-)
+from toolcell.run import InputFiles, ResumeKwargs, RunKwargs, RunOptions, RunStream, SessionRunKwargs
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.exchange import CallerTools, Exchange
 from toolcell.service.socket.failures import ToolsetForgotten
 from toolcell.service.socket.link import RequestLost, ServiceLink, socket_url
-from toolcell.service.socket.values import READERS, reference_to
+from toolcell.service.socket.values import SessionAnswer, read_as, reference_to
 from toolcell.service.socket.wire_arguments import (
     KEPT_OFFERS,
     given_only,
@@ -59,9 +51,12 @@ from toolcell.support import event_loop
 from toolcell.support.checks import brief, check_keywords, check_seconds, keywords_known
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.support.lru import Lru
-from toolcell.tools import CodeRuntime, RunContext, ToolRegistry, plan_of
+from toolcell.tools import CodeRuntime, RunContext, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+
+Made = TypeVar("Made")
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class ClientSession(OpenedInBlock):
@@ -107,8 +102,7 @@ class ClientSession(OpenedInBlock):
     def waiting(self) -> Suspension | str:
         """What the last script waits for; see `Session.waiting`."""
         found = self._state.get("waiting") or ""
-        waiting: Suspension | str = READERS["suspension"](found) if isinstance(found, dict) else str(found)
-        return waiting
+        return read_as(Suspension, found) if isinstance(found, dict) else str(found)
 
     async def open(self) -> None:
         """Start the sandbox; see `Session.open`."""
@@ -120,13 +114,13 @@ class ClientSession(OpenedInBlock):
         opened = await self._client._ask(
             method,
             arguments,
-            "state",
+            SessionAnswer,
             tools=self._tools,
             makes_calls=False,
             offers=method == "session.open",
             session=session,
         )
-        self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.home
+        self._number, self._state, self._home = opened.value, opened.state, self._client._link.home
 
     async def close(self) -> None:
         """End the script under way, and destroy the sandbox. May be called twice."""
@@ -135,7 +129,7 @@ class ClientSession(OpenedInBlock):
             return  # it ended with the client's session
         try:
             with anyio.CancelScope(shield=True):
-                await self._client._ask("session.close", {"session": number}, "nothing", makes_calls=False)
+                await self._client._ask("session.close", {"session": number}, object, makes_calls=False)
         except ToolcellError:
             return  # the service ends it by itself when this client does not come back
 
@@ -144,19 +138,21 @@ class ClientSession(OpenedInBlock):
             await self.open()
         return self
 
-    async def _does(self, method: str, kind: str, arguments: Mapping[str, Any], **options: Any) -> Any:
+    async def _does(
+        self, method: str, kind: type[Made], arguments: Mapping[str, Any] = NOTHING, **options: Any
+    ) -> Made:
         if not self._number:
             raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
         options.setdefault("makes_calls", False)
         given = {"session": self._number, **arguments}
         try:
-            answer = await self._client._ask(f"session.{method}", given, "state", session=self._home, **options)
+            answer = await self._client._ask(f"session.{method}", given, SessionAnswer, session=self._home, **options)
         except ServiceError as exc:
             if not exc.may_have_begun:
                 raise SessionError(f"session {self.id!r} is closed: {exc}") from exc
             raise
-        self._state = answer["state"]
-        return READERS[kind](answer["value"])
+        self._state = answer.state
+        return read_as(kind, answer.value)
 
     # Scripts.
 
@@ -189,54 +185,51 @@ class ClientSession(OpenedInBlock):
         return await self._run("resume", arguments, RunOptions.of("resume", options, ResumeKwargs))
 
     async def _run(self, method: str, arguments: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
-        result = await self._does(
+        return await self._does(
             method,
-            "result",
+            ExecutionResult,
             arguments,
             makes_calls=True,
             tools=options.tools if options.tools is not None else self._tools,
             context=options.context or self._context,
-            handlers=options,
+            options=options,
         )
-        assert isinstance(result, ExecutionResult)
-        return result
 
     async def abandon(self) -> None:
         """Give up the script that waits; see `Session.abandon`."""
-        await self._does("abandon", "nothing", {})
+        await self._does("abandon", object)
 
     async def interrupt(self) -> bool:
         """Interrupt the script under way; see `Session.interrupt`."""
         if not self._number:
             return False
-        return bool(await self._does("interrupt", "bool", {}))
+        return await self._does("interrupt", bool)
 
     # The state as a whole.
 
     async def put_files(self, files: InputFiles) -> None:
         """Write files to the workspace; see `Session.put_files`."""
-        await self._does("put_files", "nothing", {"files": wire_files(files)})
+        await self._does("put_files", object, {"files": wire_files(files)})
 
     async def files(self) -> tuple[SessionFile, ...]:
         """List the files in the workspace; see `Session.files`."""
-        found: tuple[SessionFile, ...] = await self._does("files", "files", {})
-        return found
+        return await self._does("files", tuple[SessionFile, ...])
 
     async def read_file(self, name: str) -> bytes:
         """Return the content of a file in the workspace; see `Session.read_file`."""
-        return bytes(await self._does("read_file", "bytes", {"name": name}))
+        return await self._does("read_file", bytes, {"name": name})
 
     async def reset(self) -> None:
         """Forget everything; see `Session.reset`."""
-        await self._does("reset", "nothing", {})
+        await self._does("reset", object)
 
     async def put_down(self) -> None:
         """Destroy the sandbox until the next script; see `Session.put_down`."""
-        await self._does("put_down", "nothing", {})
+        await self._does("put_down", object)
 
     async def pause(self) -> bool:
         """Stop the sandbox's processes until the next script; see `Session.pause`."""
-        return bool(await self._does("pause", "bool", {}))
+        return await self._does("pause", bool)
 
     async def fork(self, name: str | None = None) -> ClientSession:
         """Return another open session with the same state; see `Session.fork`."""
@@ -344,17 +337,15 @@ class Client(OpenedInBlock, CodeRuntime):
         return await self._execute_script(source, RunOptions.of("execute_code", options))
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
-        result = await self._ask(
+        return await self._ask(
             "execute_code",
             wire_run(source, options),
-            "result",
+            ExecutionResult,
             tools=options.tools,
             context=options.context,
             limits=options.limits,
-            handlers=options,
+            options=options,
         )
-        assert isinstance(result, ExecutionResult)
-        return result
 
     def stream(self, source: str, **options: Unpack[RunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`."""
@@ -382,21 +373,17 @@ class Client(OpenedInBlock, CodeRuntime):
         """Run independent tool calls at once; see `Runtime.execute_plan`."""
         options = RunOptions(tools=tools, context=context, on_approval=on_approval)
         try:
-            plain = to_plain(plan_of(steps)["steps"], "steps")
+            plain = to_plain(ToolRegistry.check_plan(steps)["steps"], "steps")
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(str(exc)) from exc
         arguments = {"steps": plain, "on_approval": on_approval}
-        rows = await self._ask("execute_plan", arguments, "plan", tools=options.tools, context=options.context)
-        assert isinstance(rows, PlanRows)
-        return rows
+        return await self._ask("execute_plan", arguments, PlanRows, tools=options.tools, context=options.context)
 
     @keywords_known
     async def preflight(self, source: str, *, tools: Tools = None, limits: Limits | None = None) -> Preflight:
         """Return the calls that a script can make; see `Runtime.preflight`."""
         arguments = {"source": wire_script(source, None)["source"], "limits": wire_limits(limits)}
-        found = await self._ask("preflight", arguments, "preflight", tools=tools, makes_calls=False, offers=True)
-        assert isinstance(found, Preflight)
-        return found
+        return await self._ask("preflight", arguments, Preflight, tools=tools, makes_calls=False, offers=True)
 
     # What waits.
 
@@ -410,11 +397,9 @@ class Client(OpenedInBlock, CodeRuntime):
         """Resume a suspended run; see `Runtime.resume`."""
         given = RunOptions.of("resume", options, ResumeKwargs)
         arguments = {"token": wire_token(token), "decisions": plain_decisions(decisions)}
-        result = await self._ask(
-            "resume", arguments, "result", tools=given.tools, context=given.context, handlers=given
+        return await self._ask(
+            "resume", arguments, ExecutionResult, tools=given.tools, context=given.context, options=given
         )
-        assert isinstance(result, ExecutionResult)
-        return result
 
     @keywords_known
     async def commit(
@@ -437,9 +422,7 @@ class Client(OpenedInBlock, CodeRuntime):
             "recheck": recheck,
             "decisions": plain_decisions(decisions),
         }
-        made = await self._ask("commit", arguments, "commit", tools=tools, context=context)
-        assert isinstance(made, CommitResult)
-        return made
+        return await self._ask("commit", arguments, CommitResult, tools=tools, context=context)
 
     @keywords_known
     async def revert(
@@ -449,29 +432,23 @@ class Client(OpenedInBlock, CodeRuntime):
         RunOptions(context=context)  # checks it
         if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
             raise UsageError(f"revert takes the result of a run, a plan or a commit, not {brief(result)}")
-        arguments = {"result": reference_to(result)}
-        undone = await self._ask("revert", arguments, "revert", context=context)
-        assert isinstance(undone, RevertResult)
-        return undone
+        return await self._ask("revert", {"result": reference_to(result)}, RevertResult, context=context)
 
     async def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for; see `Runtime.suspended_runs`."""
-        found: list[Suspension] = await self._ask("suspended_runs", {}, "suspensions", makes_calls=False)
-        return found
+        return await self._ask("suspended_runs", {}, list[Suspension], makes_calls=False)
 
     async def interrupted_runs(self) -> list[str]:
         """Return the ids of runs that `resume` accepts without a token; see `Runtime.interrupted_runs`."""
-        found: list[str] = await self._ask("interrupted_runs", {}, "names", makes_calls=False)
-        return found
+        return await self._ask("interrupted_runs", {}, list[str], makes_calls=False)
 
     async def kept_sessions(self) -> list[str]:
         """Return the names of sessions whose journals are at the service; see `Runtime.kept_sessions`."""
-        found: list[str] = await self._ask("kept_sessions", {}, "names", makes_calls=False)
-        return found
+        return await self._ask("kept_sessions", {}, list[str], makes_calls=False)
 
     async def forget_session(self, name: str) -> None:
         """Remove the journal of a closed session; see `Runtime.forget_session`."""
-        await self._ask("forget_session", {"name": name}, "nothing", makes_calls=False)
+        await self._ask("forget_session", {"name": name}, object, makes_calls=False)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
         """Return threads of this program's tools that still run after their calls; see `Runtime.abandoned_threads`."""
@@ -495,17 +472,17 @@ class Client(OpenedInBlock, CodeRuntime):
         self,
         method: str,
         arguments: Mapping[str, Any],
-        kind: str,
+        kind: type[Made],
         *,
         tools: Any = None,
         context: RunContext | None = None,
         limits: Any = None,
-        handlers: RunHandlers | None = None,
+        options: RunOptions | None = None,
         makes_calls: bool = True,
         offers: bool | None = None,
         session: str = "",
-    ) -> Any:
-        """Ask for something, and return it as an object of its `kind`.
+    ) -> Made:
+        """Ask for something, and return it as an object of this kind.
 
         `makes_calls`: its tools may be called here. `offers`: the service has to know the tools; by default when they
         may be called. `session`: the client's session that it is about.
@@ -514,15 +491,16 @@ class Client(OpenedInBlock, CodeRuntime):
             ToolcellError: as the method of the runtime; ServiceUnavailable, ServiceError: there is no answer.
         """
         self._lifetime.check()
-        registry, handlers = self._tools_of(tools), handlers or RunHandlers()
+        options = options or RunOptions()
+        registry = self._tools_of(tools)
         abandoned = AbandonedThreads(self._abandoned)
         context = (context or RunContext()).within(abandoned=abandoned, runtime=self).child(limits=limits)
         caller = CallerTools(registry, context)
         plain = given_only(arguments)
         if makes_calls:
             plain |= given_only({"context": wire_context(context), "notes_calls": caller.is_heard or None})
-        plain |= {"wants_logs": True} if handlers.on_log is not None else {}
-        plain |= {"wants_progress": True} if handlers.on_progress is not None else {}
+        plain |= {"wants_logs": True} if options.on_log is not None else {}
+        plain |= {"wants_progress": True} if options.on_progress is not None else {}
         for _ in range(ATTEMPTS):
             await self._link.ready()
             if session and session != self._link.home:
@@ -530,14 +508,14 @@ class Client(OpenedInBlock, CodeRuntime):
             try:
                 if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
                     plain["toolset"] = await self._offered(registry)
-                answer = await Exchange(self._link, caller, handlers).ask(method, plain)
+                answer = await Exchange(self._link, caller, options).ask(method, plain)
             except RequestLost:
                 continue  # nothing of it arrived, so it is safe to send it
             except ToolsetForgotten:
                 self._offers.pop(offer_key(registry))
                 continue
             try:
-                return READERS[kind](answer)
+                return read_as(kind, answer)
             except RemoteProtocolError as exc:
                 raise ServiceError(f"the answer of the service cannot be read: {exc}", may_have_begun=True) from exc
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
@@ -558,6 +536,6 @@ class Client(OpenedInBlock, CodeRuntime):
                 return number
             number = next(self._numbers)
             offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
-            await Exchange(self._link, CallerTools(registry, RunContext())).ask("offer_tools", offer)
+            await Exchange(self._link, CallerTools(registry, RunContext()), RunOptions()).ask("offer_tools", offer)
             self._offers.put(key, (self._link.home, number, registry))  # keeps the tools, so that their ids stay theirs
             return number

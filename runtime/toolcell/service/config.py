@@ -88,11 +88,6 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Pattern for names of tenants. It is a folder's name, too."""
 
 
-def default_state() -> Path:
-    """Return where the service keeps what outlives it: ~/.local/state/toolcell/service on Linux."""
-    return platformdirs.user_state_path("toolcell", appauthor=False) / "service"
-
-
 class TenantConfig(SettingsModel):
     """What one tenant's scripts may use, and where their runs are recorded."""
 
@@ -146,7 +141,7 @@ class TenantConfig(SettingsModel):
     """Runs that wait. One more is refused, with the status 503."""
 
     queue_s: float = setting(default=30.0, gt=0, le=3600)
-    """Seconds that a run waits at most."""
+    """Seconds that a run, or a read past the allowance of large data, waits at most."""
 
     receiving_bytes: int = setting(default=256 * MIB, ge=KIB)
     """Bytes of requests at once that are on their way or wait for a place. One more is refused, with the status 503."""
@@ -190,7 +185,9 @@ class ServiceConfig(SettingsModel):
     host: str = "127.0.0.1"
     port: int = setting(default=8700, ge=0, le=65_535)
 
-    state: Path = setting(default_factory=lambda _: default_state())
+    state: Path = setting(
+        default_factory=lambda _: platformdirs.user_state_path("toolcell", appauthor=False) / "service"
+    )
     """Folder of what outlives the service: records, keys and returned files of the tenants."""
 
     defaults: TenantConfig = setting(default=TenantConfig())

@@ -35,8 +35,7 @@ class DownloadStore:
 
     def __init__(self, folder: Path, keep_s: float, most_bytes: int, clock: Callable[[], float] = time.time) -> None:
         """`keep_s`: how long a file is kept. With `most_bytes` 0, none is."""
-        path = folder / "files.sqlite"
-        self._database = SqliteDatabase(path, [_TABLES.split(";")], application_id=0x746C6B66)
+        self._database = SqliteDatabase(folder / "files.sqlite", [_TABLES.split(";")], application_id=0x746C6B66)
         self._keep_s, self._most_bytes, self._clock = keep_s, most_bytes, clock
 
     async def keep(self, run_id: str, files: Iterable[OutputFile]) -> None:
@@ -62,7 +61,6 @@ class DownloadStore:
         return await daemon_threads.run_sync(lambda: self._read(run_id, name)) if self._most_bytes else None
 
     async def close(self) -> None:
-        """Let go of the file."""
         await daemon_threads.run_sync(self._database.close)
 
     def _write(self, run_id: str, files: list[tuple[str, bytes]]) -> None:

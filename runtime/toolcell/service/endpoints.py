@@ -1,25 +1,26 @@
 """`Endpoint`: one row for each thing that can be asked under /v1. Routes and the OpenAPI document are made of the rows.
 
 A handler gets a request that was checked: its sender is known and may ask this, its body and query have their form.
+A body is read when its key, if it has one, is known to be new.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolcell.calls.run_state import new_id
+from toolcell.service.admission import place
 from toolcell.service.authentication import principal_of
-from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
+from toolcell.service.bodies import SMALL_BYTES, check_json, of_query, parsed_body, read_body
 from toolcell.service.idempotency import HEADER, KeyedRequest
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
@@ -27,7 +28,6 @@ from toolcell.service.receiving import Reservation
 from toolcell.service.request_log import note
 from toolcell.service.revocations import AskWho
 from toolcell.service.routes.models import NoQuery, RequestModel
-from toolcell.service.tenants import Tenant
 from toolcell.support.exact_json import exact_json_text
 
 if TYPE_CHECKING:
@@ -41,28 +41,19 @@ PART: Final = r"[A-Za-z0-9_.:-]{1,200}"
 """A name in a path. Files of a workspace have a `path` instead, which is looked up and never opened here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
-    """A checked request."""
-
-    http: Request
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest(KeyedRequest):
     service: Service
-    principal: Principal
-    tenant: Tenant
     body: Any
     """The endpoint's `body` model; None when it has none."""
     query: Any
     """The endpoint's `query` model."""
     ask_who: AskWho
     """Whose the sender's credential is now: what takes long asks again."""
-    sent: bytes = b""
-    """The body as it came, where the endpoint has a `body` model."""
-    run_id: str = field(default_factory=new_id)
-    """Id of the run that it begins, if it begins one."""
+    queue_until: float = math.inf
+    """Until when it waits for a place, if it had one while its body was read."""
     reservation: Reservation | None = None
     """What it holds of the bytes that its tenant may send at once."""
-    began: anyio.Event = field(default_factory=anyio.Event)
-    """Set when it has begun: from then on, something may have been done for it."""
 
     @property
     def path(self) -> Mapping[str, Any]:
@@ -103,8 +94,6 @@ class Endpoint:
         return (self.scope, Scope.READ) if self.reads_runs else (self.scope,)
 
     def route(self) -> Route:
-        """Return the route that leads to the handler."""
-
         async def answer(http: Request) -> Response:
             service: Service = http.app.state.service
             principal = await principal_of(http, *self.scopes)
@@ -120,6 +109,14 @@ class Endpoint:
         return Route(self.path, answer, methods=[self.method])
 
     async def _handled(self, request: ApiRequest) -> Response:
+        admission, tenant = request.service.admission, request.tenant.name
+        if self.method == "GET":
+            async with place(request.http, admission.turn(tenant)):
+                pass
+        if self.body is not None:
+            until = admission.deadline(tenant) if len(request.sent) > SMALL_BYTES else math.inf
+            body = await parsed_body(self.body, request.sent, place(request.http, admission.slot(tenant)))
+            request = replace(request, body=body, queue_until=until)
         found = await self.handler(request)
         return found if isinstance(found, Response) else await request.tenant.answers.response(found, self.status)
 
@@ -128,9 +125,7 @@ class Endpoint:
         if not self.is_keyed:
             raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", f"{self.path} takes no Idempotency-Key")
         run_id = request.path.get("run_id", request.run_id)  # a run that is carried on keeps its id
-        asked = KeyedRequest(
-            request.http, request.principal, request.tenant, sent=request.sent, run_id=run_id, began=request.began
-        )
+        asked = replace(request, run_id=run_id)
         return await request.service.idempotent.answer(asked, lambda http: self._handled(replace(request, http=http)))
 
     async def _checked(
@@ -139,18 +134,17 @@ class Endpoint:
         _check_path(http.path_params)
         note(**{name: value for name, value in http.path_params.items() if name != "path"})
         query = of_query(self.query, http)
-        body, sent = None, b""
+        sent = b""
         if self.body is not None:
             check_json(http)
             sent = await read_body(http, service.config.body_bytes, service.config.body_s, reservation)
-            body = await parsed_body(self.body, sent)
         tenant = await service.tenants.get(principal.tenant)
         return ApiRequest(
-            http,
-            service,
+            http=http,
+            service=service,
             principal=principal,
             tenant=tenant,
-            body=body,
+            body=None,
             query=query,
             ask_who=partial(principal_of, http),
             sent=sent,

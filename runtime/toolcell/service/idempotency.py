@@ -12,13 +12,14 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from toolcell.calls.run_state import new_id
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
@@ -83,18 +84,19 @@ CarryOut = Callable[[Request], Awaitable[Response]]
 """Gets the request without its client: it does not end when the client goes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedRequest:
-    """What is asked with a key."""
+    """The part of a request that `IdempotentRequests` needs."""
 
     http: Request
     principal: Principal
     tenant: Tenant
-    sent: bytes
-    """The body as it came."""
-    run_id: str
-    began: anyio.Event
-    """Set once something may have been done."""
+    sent: bytes = b""
+    """The body as it came, where the endpoint has a `body` model."""
+    run_id: str = field(default_factory=new_id)
+    """Id of the run that it begins, if it begins one."""
+    began: anyio.Event = field(default_factory=anyio.Event)
+    """Set when it has begun: from then on, something may have been done for it."""
 
 
 class IdempotentRequests:
@@ -140,7 +142,14 @@ class IdempotentRequests:
                     return await self._begin(request, key, carry_out)
                 case "answered":
                     if entry.body is None:
-                        raise _not_kept(entry.run_id)
+                        raise Problem(
+                            409,
+                            "answer_not_kept",
+                            "The answer is not kept any more",
+                            f"run {entry.run_id} was made and has ended, but its answer was too large or is too old; "
+                            "it is not made again",
+                            run_id=entry.run_id,
+                        )
                     return Response(entry.body, entry.status, REPLAYED, entry.media_type)
                 case "running":
                     task = self._here.get((request.tenant.name, key))
@@ -189,7 +198,7 @@ class IdempotentRequests:
         is_about_start = False
         try:
             scope = {name: each for name, each in request.http.scope.items() if name != CONNECTION}
-            return await carry_out(Request(scope, _never)), True
+            return await carry_out(Request(scope, never)), True
         except Problem as exc:
             problem = exc
         except ToolcellError as exc:
@@ -236,10 +245,6 @@ def _in_progress(run_id: str) -> Problem:
     )
 
 
-def _not_kept(run_id: str) -> Problem:
-    detail = f"run {run_id} was made and has ended, but its answer was too large or is too old; it is not made again"
-    return Problem(409, "answer_not_kept", "The answer is not kept any more", detail, run_id=run_id)
-
-
-async def _never() -> Any:
+async def never() -> Any:
+    """Wait for a client that does not go: `receive` of a request that outlives it."""
     await anyio.sleep_forever()

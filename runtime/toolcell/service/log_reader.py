@@ -9,22 +9,22 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from toolcell.audit import (
     Filter,
     Index,
-    Place,
+    RecordDatabase,
     RecordedRun,
     RunSummary,
     Verifier,
     database_of,
-    default_key_path,
-    load_verifier,
+    load_verifiers,
 )
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import UsageError
 from toolcell.service.problems import Problem
 from toolcell.support import daemon_threads
 
@@ -40,7 +40,7 @@ class LogReader:
 
     def __init__(
         self,
-        directory: Place,
+        directory: str | Path | RecordDatabase,
         verifiers: Iterable[Verifier] = (),
         *,
         is_patient: bool = True,
@@ -124,13 +124,12 @@ T = TypeVar("T")
 class RecordedRuns:
     """Queries over one log, one after the other. The index stays open between them."""
 
-    def __init__(self, directory: Place, key: Path | None) -> None:
+    def __init__(self, directory: str | Path | RecordDatabase, key: Path | None) -> None:
         """`key`: the file of the key that signs the log; None for the user's own."""
         self._directory, self._key = directory, key
         self._reader: LogReader | None = None
 
     async def close(self) -> None:
-        """Close the index."""
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
@@ -158,9 +157,9 @@ class RecordedRuns:
         def read(index: Index) -> dict[str, Any]:
             summary = _find_run(index, ident)
             run = index.load(summary)
-            return run.to_dict() | {"trust": summary.trust, "runs": [each.to_dict() for each in run.family]}
+            return run.to_dict() | {"trust": summary.trust, "runs": [asdict(each) for each in run.family]}
 
-        return await self._read(read)
+        return await self._read(partial(daemon_threads.account.get().timed, read))
 
     async def load(self, ident: str) -> RecordedRun:
         """Return the record of a run.
@@ -181,19 +180,12 @@ class RecordedRuns:
             summary = _find_run(index, ident)
             return index.load(summary), summary.trust
 
-        return await self._read(read)
+        return await self._read(partial(daemon_threads.account.get().timed, read))
 
     async def _read(self, query: Callable[[Index], T]) -> T:
         if self._reader is None:
-            self._reader = LogReader(self._directory, self._verifiers(), is_patient=False)
+            self._reader = LogReader(self._directory, load_verifiers(self._key, is_needed=False), is_patient=False)
         return await self._reader.read(query)
-
-    def _verifiers(self) -> list[Verifier]:
-        path = self._key or default_key_path()
-        try:
-            return [load_verifier(path)] if path.exists() else []
-        except AuditError:
-            return []
 
 
 def _find_run(index: Index, ident: str) -> RunSummary:

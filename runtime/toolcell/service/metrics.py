@@ -6,8 +6,8 @@ sessions and subjects are not labels: a caller could invent any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,19 +32,8 @@ GAUGES: Final = {
 }
 
 
-class TenantState(NamedTuple):
-    """What a tenant has now, in the order of `GAUGES`."""
-
-    requests_running: int
-    requests_waiting: int
-    sandboxes_idle: int
-    sandboxes_busy: int
-    sandboxes_starting: int
-    sessions_open: int
-
-
-States = Callable[[], Iterable[tuple[str, TenantState]]]
-"""Returns every open tenant with what it has now."""
+States = Callable[[], Iterable[tuple[str, Sequence[int]]]]
+"""Returns every open tenant with what it has now, in the order of `GAUGES`."""
 
 
 class Metrics:
@@ -76,8 +65,6 @@ class Metrics:
         registry.register(_Host())
 
     def watch(self, tenant: str, runtime: Runtime) -> None:
-        """Count what ends in the runtime of a tenant."""
-
         def count(result: ExecutionResult | PlanRows) -> None:
             if isinstance(result, ExecutionResult):
                 self._count_run(tenant, result)

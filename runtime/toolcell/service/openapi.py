@@ -37,7 +37,6 @@ Schemas = dict[Any, Any]
 
 @functools.cache
 def document(endpoints: tuple[Endpoint, ...]) -> dict[str, Any]:
-    """Return the document."""
     bodies: set[type[BaseModel]] = {each.body for each in endpoints if each.body is not None}
     answers: set[type[BaseModel]] = {each.answer for each in endpoints if each.answer is not None}
     modes: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [
@@ -81,7 +80,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
         "operationId": _ident(endpoint.method.lower(), endpoint.path.replace(":path}", "}")),
         "summary": endpoint.summary,
         "description": _needs(endpoint),
-        "parameters": [*_path_parameters(endpoint.path), *_query_parameters(endpoint.query)],
+        "parameters": [*map(_path_parameter, re.findall(r"{(\w+)", endpoint.path)), *_query_parameters(endpoint.query)],
         "responses": {
             str(endpoint.status): _success(endpoint, schemas),
             "default": {"description": "What is wrong", "content": {PROBLEM: {"schema": schemas[ProblemAnswer]}}},
@@ -112,15 +111,9 @@ def _success(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     return {"description": "OK", "content": content}
 
 
-def _path_parameters(path: str) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
-        for name in re.findall(r"{(\w+)", path)
-    ]
-
-
-def _path_schema(name: str) -> dict[str, Any]:
-    return {"type": "string", "minLength": 1} if name == "path" else {"type": "string", "pattern": f"^{PART}$"}
+def _path_parameter(name: str) -> dict[str, Any]:
+    form: dict[str, Any] = {"minLength": 1} if name == "path" else {"pattern": f"^{PART}$"}
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", **form}}
 
 
 def _query_parameters(model: type[BaseModel]) -> list[dict[str, Any]]:

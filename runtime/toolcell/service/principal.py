@@ -31,5 +31,4 @@ class Principal:
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Return True if this is allowed."""
         return scope in self.scopes or (Scope.ADMIN in self.scopes and scope is not Scope.OPERATOR)

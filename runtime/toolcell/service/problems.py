@@ -66,17 +66,14 @@ class Problem(Exception):
         self.headers, self.extra = dict(headers or {}), extra
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the members of the answer."""
         members = {"type": "about:blank", "title": self.title, "status": self.status, "code": self.code}
         return members | ({"detail": self.detail} if self.detail else {}) | self.extra
 
     def response(self) -> Response:
-        """Return the answer."""
         return Response(json_text(self.to_dict()), self.status, self.headers, MEDIA_TYPE)
 
 
 def problem_of(error: ToolcellError) -> Problem:
-    """Return the answer to an error of toolcell's."""
     status, title = next((status, title) for kind, status, title in _STATUS if isinstance(error, kind))
     headers = {}
     if isinstance(error, QuotaExceeded) and math.isfinite(error.retry_after_s):
@@ -95,7 +92,6 @@ def problem_in(http: HTTPConnection, error: ToolcellError) -> Problem:
 
 
 async def answer_problem(request: Request, error: Exception) -> Response:
-    """Answer what a handler raised."""
     problem = _problem(request, error)
     note(code=problem.code)
     return problem.response()

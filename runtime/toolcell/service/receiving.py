@@ -23,7 +23,6 @@ class Receiving:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all."""
         return sum(self._held.values())
 
     def reservation(self, tenant: str) -> Reservation:

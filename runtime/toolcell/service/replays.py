@@ -13,7 +13,7 @@ import anyio
 
 from toolcell.audit import Trust
 from toolcell.config import Limits, PoolConfig
-from toolcell.control import Replay, replay, runtime_options
+from toolcell.control import Replay, replay
 from toolcell.errors import UsageError
 from toolcell.runtime import Runtime
 
@@ -27,8 +27,6 @@ AT_ONCE: Final = 2
 
 
 class Replays:
-    """The replays of one tenant."""
-
     def __init__(
         self, runtime: Runtime, config: TenantConfig, log: AuditLog, on_open: Callable[[Runtime], object]
     ) -> None:
@@ -48,7 +46,7 @@ class Replays:
         """
         config = self._config
         run = bounded(run, trust, config.limits, config.packages)
-        recorded = runtime_options(run)
+        recorded = run.runtime_options()
         runtime = Runtime(
             backend=config.backend,
             python=config.python,
@@ -71,7 +69,7 @@ def bounded(run: RecordedRun, trust: str, most: Limits, packages: Collection[str
     Raises:
         UsageError: the run needs packages, and its record is not verified.
     """
-    if trust != Trust.VERIFIED and not set(runtime_options(run)["packages"]) <= set(packages):
+    if trust != Trust.VERIFIED and not set(run.runtime_options()["packages"]) <= set(packages):
         raise UsageError(f"the run needs packages, and its record is {trust}: only of verified runs are they installed")
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
     limits = {name: _lower(value, getattr(most, name)) for name, value in known.items()}
@@ -79,7 +77,6 @@ def bounded(run: RecordedRun, trust: str, most: Limits, packages: Collection[str
 
 
 def _lower(recorded: object, most: object) -> object:
-    """Return the lower one of two limits. None means no limit."""
     if isinstance(recorded, int | float) and isinstance(most, int | float):
         return min(recorded, most)
     return most if recorded is None else recorded

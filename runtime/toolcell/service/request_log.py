@@ -52,8 +52,7 @@ def _write(facts: dict[str, Any], took_s: float) -> None:
     level = logging.WARNING if "refused" in facts else logging.INFO
     if not logger.isEnabledFor(level) or (facts["route"] in PROBES and facts["status"] == 200):
         return
-    at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = {"at": at, **facts, "duration_s": round(took_s, 4)}
+    line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts, "duration_s": round(took_s, 4)}
     shown = {name: each[:MAX_CHARS] if isinstance(each, str) else each for name, each in line.items()}
     logger.log(level, "%s", json_text(shown, is_ascii=True))
 

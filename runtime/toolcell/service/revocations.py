@@ -53,7 +53,6 @@ class Revocations:
             self._open.discard(one)
 
     def close(self) -> None:
-        """Look at nothing any more."""
         if self._checking is not None:
             self._checking.cancel()
 

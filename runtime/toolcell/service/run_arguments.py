@@ -52,7 +52,6 @@ def script_options(request: ApiRequest) -> dict[str, Any]:
 
 
 def files_of(files: Iterable[InputFile]) -> list[tuple[str, bytes]]:
-    """Return files as `execute_code` takes them."""
     return [(each.name, each.content()) for each in files]
 
 

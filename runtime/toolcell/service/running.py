@@ -7,8 +7,8 @@ does. A reader that falls behind holds it up; one that goes ends it.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolcell.errors import ToolcellError
-from toolcell.results import ExecutionResult, OutputFile
+from toolcell.results import ExecutionResult
 from toolcell.run import (
     CallEnded,
     CallOutput,
@@ -30,12 +30,12 @@ from toolcell.run import (
     RunFinished,
     RunStream,
 )
+from toolcell.service.admission import place, unless_gone, wait_gone
 from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.tenants import Tenant
-from toolcell.support.http_protocol import CONNECTION
 
 T = TypeVar("T")
 
@@ -50,33 +50,14 @@ async def under_way(request: ApiRequest) -> AsyncIterator[RunUnderWay]:
     Raises:
         Problem: nothing new may begin now, or no place became free (503).
     """
-    service, tenant = request.service, request.tenant
-    deadline = anyio.current_time() + tenant.config.queue_s
-    async with AsyncExitStack() as stack:
-        await _while_wanted(request.http, stack.enter_async_context(service.admission.slot(tenant.name, deadline)))
-        with service.runs.one(tenant.name, request.principal.subject) as run:
+    service, tenant = request.service, request.tenant.name
+    async with place(request.http, service.admission.slot(tenant, request.queue_until)):
+        with service.runs.one(tenant, request.principal.subject) as run:
             request.began.set()
             if request.reservation is not None:
                 request.reservation.give_back()
             with service.revocations.ending(request.principal, request.ask_who, run.refuse):
                 yield run
-
-
-async def _while_wanted(http: Request, waiting: Awaitable[None]) -> None:
-    """Wait for something, as long as the client does.
-
-    Raises:
-        Problem: the client has gone (503); or as from `waiting`.
-    """
-    scope = anyio.CancelScope()
-
-    async def wait() -> None:
-        with scope:
-            await waiting
-            return
-        raise Problem(503, "cancelled", "The request was cancelled", "its client has gone")
-
-    await _unless_gone(http, scope.cancel, wait)
 
 
 async def run_for(request: ApiRequest, work: Callable[[RunUnderWay], Awaitable[T]], end_s: float = END_S) -> T:
@@ -89,21 +70,7 @@ async def run_for(request: ApiRequest, work: Callable[[RunUnderWay], Awaitable[T
     """
     async with under_way(request) as run:
         run.end_s = end_s
-        return await _unless_gone(request.http, run.stop, lambda: _cancellable(run, work))
-
-
-async def _unless_gone(http: Request, when_gone: Callable[[], None], work: Callable[[], Awaitable[T]]) -> T:
-    """Do some work; when the client goes meanwhile, call `when_gone`."""
-    connection = http.scope.get(CONNECTION)
-    if connection is None:
-        return await _watched(http, when_gone, work)
-    connection.on_gone = when_gone
-    if connection.transport.is_closing():
-        when_gone()
-    try:
-        return await work()
-    finally:
-        connection.on_gone = None
+        return await unless_gone(request.http, run.stop, lambda: _cancellable(run, work))
 
 
 async def _cancellable(run: RunUnderWay, work: Callable[[RunUnderWay], Awaitable[T]]) -> T:
@@ -115,37 +82,11 @@ async def _cancellable(run: RunUnderWay, work: Callable[[RunUnderWay], Awaitable
     raise Problem(503, "cancelled", "The request was cancelled", "its client has gone, or the service ends")
 
 
-async def _watched(http: Request, when_gone: Callable[[], None], work: Callable[[], Awaitable[T]]) -> T:
-    """Do the work where another ASGI server tells of clients that go: only a task can wait for that."""
-    failure: Exception | None = None
-    done: list[T] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def watch() -> None:
-            await wait_gone(http)
-            when_gone()
-
-        tasks.start_soon(watch)
-        try:
-            done.append(await work())
-        except Exception as exc:  # the task group would wrap it
-            failure = exc
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return done[0]
-
-
-async def wait_gone(http: Request) -> None:
-    """Wait until the client has gone."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-
-
 def result_members(result: ExecutionResult) -> dict[str, Any]:
-    """Return the members of a run's answer."""
     members = result.to_dict()
-    members["files"] = [file_members(each, entry) for each, entry in zip(result.files, members["files"], strict=True)]
+    for file, entry in zip(result.files, members["files"], strict=True):
+        # None: it was not sent.
+        entry["data"] = base64.b64encode(file.data).decode() if file.data is not None else None
     return members
 
 
@@ -153,11 +94,6 @@ async def kept_result(tenant: Tenant, result: ExecutionResult) -> dict[str, Any]
     """Return the members of a run's answer. Its files are kept for a time, too."""
     await tenant.files.keep(result.run_id, result.files)
     return result_members(result)
-
-
-def file_members(file: OutputFile, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a returned file; `data` is None when it was not sent."""
-    return {**entry, "data": base64.b64encode(file.data).decode() if file.data is not None else None}
 
 
 MEDIA_TYPE: Final = "text/event-stream"
@@ -228,13 +164,11 @@ async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest, run: Ru
 
 
 def _event_fields(event: RunEvent) -> tuple[str, Any]:
-    """Return the name and the data of an event."""
     match event:
         case RunFinished(result):
             return "end", result_members(result)
         case FileReturned(file):
-            members = {name: getattr(file, name) for name in ("name", "media_type", "size", "sha256", "problem")}
-            return "file", members
+            return "file", {name: getattr(file, name) for name in ("name", "media_type", "size", "sha256", "problem")}
     return _NAMES[type(event)], {name: getattr(event, name) for name in event.__slots__}
 
 

@@ -55,7 +55,6 @@ class RunUnderWay:
             raise self.refusal
 
     def over(self) -> None:
-        """It has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -94,6 +93,5 @@ class RunsUnderWay:
             self._changed.notify()
 
     async def wait_for_none(self) -> None:
-        """Wait until nothing runs."""
         while self._runs:
             await self._changed.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
@@ -16,7 +17,7 @@ from toolcell.service.admission import Admission, Share
 from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
 from toolcell.service.idempotency import IdempotentRequests
-from toolcell.service.metrics import Metrics, TenantState
+from toolcell.service.metrics import Metrics
 from toolcell.service.principal import Principal
 from toolcell.service.receiving import Receiving
 from toolcell.service.revocations import Revocations
@@ -56,6 +57,7 @@ class Service(OpenedInBlock):
         self.revocations = Revocations()
         self.callers = Callers(
             self._place,
+            lambda tenant: not self.admission.queue.has_overspent(tenant, time.monotonic()),
             self.receiving,
             self.revocations,
             message_bytes=self.config.body_bytes,
@@ -65,12 +67,9 @@ class Service(OpenedInBlock):
         )
         self._stack = AsyncExitStack()
         self._is_open = False
-        self._at_close: list[Callable[[], Awaitable[None]]] = []
+        self.at_close: list[Callable[[], Awaitable[None]]] = []
+        """Called when the service is closed, while its tenants are still open."""
         self._warming: asyncio.Task[None] | None = None
-
-    def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call this when the service is closed, while its tenants are still open."""
-        self._at_close.append(callback)
 
     async def open(self) -> None:
         """Make the folder of the state, and load the tools of the tenants.
@@ -92,12 +91,11 @@ class Service(OpenedInBlock):
         self._is_open = True
 
     async def close(self) -> None:
-        """End what runs, and close everything."""
         self._is_open = False
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.wait([self._warming])
-        for callback in self._at_close:
+        for callback in self.at_close:
             await callback()
         await self._stack.aclose()
 
@@ -129,27 +127,22 @@ class Service(OpenedInBlock):
             await self.runs.wait_for_none()
 
     @asynccontextmanager
-    async def _place(self, principal: Principal) -> AsyncIterator[anyio.Event]:
+    async def _place(self, principal: Principal, was_free: bool) -> AsyncIterator[anyio.Event]:
         """Give a run of a WebSocket its place."""
-        deadline = anyio.current_time() + self.config.tenant(principal.tenant).queue_s
-        async with self.admission.slot(principal.tenant, deadline):
+        async with self.admission.slot(principal.tenant, ignores_debt=was_free):
             with self.runs.one(principal.tenant, principal.subject) as run:
                 yield run.cancel
 
     @property
     def is_ready(self) -> bool:
-        """True while new runs may begin."""
         return self._is_open and not self.runs.is_draining
 
-    def _states(self) -> Iterator[tuple[str, TenantState]]:
+    def _states(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for tenant in self.tenants:
             pool = tenant.runtime.pool
             sandboxes = (len(pool.idle), pool.busy, pool.starting) if pool is not None else (0, 0, 0)
-            yield (
-                tenant.name,
-                TenantState(*self.admission.queue.counts(tenant.name), *sandboxes, tenant.sessions.open_count),
-            )
+            yield tenant.name, (*self.admission.queue.counts(tenant.name), *sandboxes, tenant.sessions.open_count)
 
     def _share(self, tenant: str) -> Share:
         settings = self.config.tenant(tenant)
-        return Share(settings.concurrent_runs, settings.queued_runs)
+        return Share(settings.concurrent_runs, settings.queued_runs, settings.queue_s)

@@ -146,7 +146,6 @@ async def _open(session: Session) -> Session:
 
 
 def no_session(name: str) -> Problem:
-    """Say that there is no such session."""
     return Problem(404, "no_such_session", "No such session", f"there is no session named {name!r:.80}")
 
 

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from toolcell.audit import AuditLog, HmacKey, save_private
+from toolcell.audit import AuditLog, HmacKey
 from toolcell.control import Draft
 from toolcell.egress import Egress
 from toolcell.errors import McpServerError, UsageError
-from toolcell.journal import JournalDatabase, RequestKeys
+from toolcell.journal import RequestKeys
 from toolcell.quotas import Quotas
 from toolcell.results import Suspension
 from toolcell.runtime import Runtime
@@ -49,7 +49,6 @@ class TenantJournals:
         self._turn = anyio.CapacityLimiter(1)
 
     async def suspended(self) -> list[Suspension]:
-        """Return the runs that wait for a decision."""
         return await self._look(self._runtime.suspended_runs)
 
     async def interrupted(self) -> list[str]:
@@ -57,7 +56,6 @@ class TenantJournals:
         return await self._look(self._runtime.interrupted_runs)
 
     async def drafts(self) -> list[Draft]:
-        """Return the drafts that can be committed."""
         return await self._look(self._runtime.waiting_drafts)
 
     async def session_of(self, run_id: str) -> str:
@@ -115,7 +113,6 @@ class Tenant:
             self._connecting = asyncio.create_task(self.connect(), context=Context())
 
     async def close(self) -> None:
-        """Connect with nothing any more."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
@@ -192,9 +189,8 @@ class Tenants:
             log = AuditLog(config.record, config=config.record_config)
             runtime = self._runtime(name, config, registry, log)
             await stack.enter_async_context(runtime)
-            database = JournalDatabase(log)  # also where nothing that runs need is kept
-            stack.callback(database.close)
-            keys = RequestKeys(database, name, self._config.idempotency_s, self._config.idempotency_keys)
+            keys = RequestKeys(log, name, self._config.idempotency_s, self._config.idempotency_keys)
+            stack.callback(keys.close)
             self._on_open(name, runtime)
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
             stack.push_async_callback(files.close)
@@ -227,7 +223,9 @@ class Tenants:
             pool=config.pool,
             policy=config.policy,
             record=log,
-            quotas=_quotas(name, config),
+            quotas=Quotas(config.quota, by="user_id" if config.quota_by == "subject" else lambda run: name)
+            if config.quota is not None
+            else None,
             egress=self._egress(name, config),
         )
 
@@ -237,7 +235,7 @@ class Tenants:
         make_own_folder(folder)
         if path == folder / "audit.key" and not path.exists():
             with suppress(FileExistsError):
-                save_private(path, HmacKey.generate().to_text())
+                HmacKey.generate().save(path)
 
     def _egress(self, name: str, config: TenantConfig) -> Egress | None:
         given = (config.allow, config.allow_secrets, config.allow_packages)
@@ -246,9 +244,3 @@ class Tenants:
         except UsageError as exc:
             raise UsageError(f"tenant {name}: {exc}") from exc
         return egress if any(given) else None
-
-
-def _quotas(name: str, config: TenantConfig) -> Quotas | None:
-    if config.quota is None:
-        return None
-    return Quotas(config.quota, by="user_id" if config.quota_by == "subject" else lambda run: name)

@@ -60,7 +60,6 @@ class TokenRecord:
     """The id of the token that was made in its place."""
 
     def state(self, now: float) -> str:
-        """Return `active`, `expired` or `revoked`."""
         if self.revoked_at is not None:
             return "revoked"
         return "active" if self.expires_at is None or now < self.expires_at else "expired"
@@ -202,12 +201,10 @@ class TokenDatabase:
         return record.last_used_at is None or abs(self._clock() - record.last_used_at) >= NOTE_USE_AFTER_S
 
     def note_use(self, token_id: str) -> None:
-        """Note that a token was used now."""
         with self._database.writing() as connection:
             connection.execute("UPDATE tokens SET last_used_at = ? WHERE id = ?", (self._clock(), token_id))
 
     def now(self) -> float:
-        """Return the time by which tokens expire."""
         return self._clock()
 
 

@@ -1,34 +1,32 @@
 """The journal of a session: its scripts with their answers, in memory and on disk, and how they are run again.
 
-The script under way has a journal of its own, as every run has. It is removed once the script is recorded here. Another
-process rebuilds the session from the file.
+Each script has a journal of its own, as every run has: it stays as long as the session needs it. Another process
+rebuilds the session from them.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import dumps, loads
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, Meter, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
+from toolcell.config import OnApproval
 from toolcell.control.journaled_calls import RESUMABLE, JournaledCalls
 from toolcell.control.script_header import WHO, header_of, script_of
 from toolcell.errors import ResumeError, SessionError, UsageError
-from toolcell.journal.database import SESSION, STATE, Damaged, JournalDatabase, OpenJournal, RecordKind, Table
+from toolcell.journal.database import RUN, SESSION, STATE, Damaged, OpenJournal, RecordKind, Table, UnderWay
 from toolcell.journal.ledger import Journal
-from toolcell.journal.replay import JournalEntry, RecordedTools
-from toolcell.journal.store import JournalStore
+from toolcell.journal.replay import RecordedTools
+from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.results import ExecutionResult, Outcome, Suspension
-from toolcell.run.options import OnApproval
 from toolcell.run.run import Run, Script
 from toolcell.sessions.kept_state import KeptState, StateFile
 from toolcell.sessions.settings import Restores, is_name
-from toolcell.support.copies import changed
 from toolcell.support.log import logger_of
 from toolcell.support.packing import pack
 from toolcell_bridge.wire.messages import RunScript
@@ -61,10 +59,6 @@ class SessionScript:
         journal = Journal(self.journal.id, entries=dict(self.journal.entries), run=self.journal.run)
         journal.begin_again()
         return journal
-
-    def context_again(self, given: RunContext | None) -> RunContext:
-        """Return the context for another run of the script; `given` is for a script that another process ran."""
-        return context_again(self.context or given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +107,6 @@ def let_rebuild(run: Run, store: JournalStore, step: SessionScript | None = None
     )
 
 
-def as_sent(script: Script, message: RunScript) -> Script:
-    """Return the script with the inputs that were sent, which the caller may change from now on."""
-    return changed(script, inputs=copy.deepcopy(message.inputs) if message.inputs else None)
-
-
 def difference(step: SessionScript, again: ExecutionResult) -> str:
     """Return how the second run of a step differs from the first one, as text; empty when it does not."""
     if again.divergence is not None:
@@ -129,9 +118,6 @@ def difference(step: SessionScript, again: ExecutionResult) -> str:
 
 
 # On disk
-
-_CALL: Final = ("number", "tool", "args", "began", "began_ns", "ended", "ended_ns", "answer", "run")
-"""What is kept of a call."""
 
 OPENED, BEGUN, TOOLS, STEP, USED = "opened", "begun", "tools", "step", "used"
 UNREPEATABLE, KEPT = "unrepeatable", "state"
@@ -145,8 +131,8 @@ KnownTool = tuple[ToolDefinition, Mapping[str, Any] | None]
 class RecordedState:
     """What a session's journal says."""
 
-    database: JournalDatabase
-    """In which states by value are."""
+    store: JournalStore
+    """In which states by value and the journals of scripts are."""
     key: str = ""
     """Key of this life of the session: a token of a script of an earlier one is of no use in it."""
     tools: dict[str, KnownTool] = field(default_factory=dict)
@@ -186,7 +172,8 @@ def forget(file: OpenJournal) -> None:
     """Close a journal, and remove what is recorded."""
     try:
         file.remove()
-        file.database.keep_states(file.name, ())
+        file.database.remove_scripts(file, even_waiting=True)
+        file.database.remove_states(file)
     finally:
         file.close()
 
@@ -210,8 +197,8 @@ def _state_kept(
     is_base: bool,
 ) -> None:
     try:
-        pieces = (piece for _, piece in state.database.records(STATE, name))
-        kept = KeptState(position, tuple(lost), StateFile.of(state.database.folder, pieces, digest))
+        database = state.store.database
+        kept = KeptState(position, tuple(lost), StateFile.of(database.folder, database.records(STATE, name), digest))
     except OSError as exc:  # replaced by a later one, or lost
         if is_base:
             state.base, state.kept_state, state.steps = None, None, []
@@ -238,20 +225,25 @@ def _unrepeatable(state: RecordedState, why: str) -> None:
     state.not_repeatable, state.steps = why, []
 
 
-def _step_recorded(
-    state: RecordedState,
-    header: dict[str, Any],
-    journal_id: str,
-    outcome: str,
-    rows: list[list[Any]],
-    used: list[Any],
-    labels: list[str],
-) -> None:
+def _step(state: RecordedState, run: str, outcome: str, used: list[Any], labels: list[str]) -> None:
     state.position += 1
-    state.begun, state.last = "", journal_id
+    state.begun, state.last = "", run
     _used(state, used, labels)
     if not state.not_repeatable:
-        state.steps.append(_step(state, header, journal_id, outcome, rows))
+        try:
+            journal = state.store.read(run)
+            known = {name: state.tools[name] for name in journal.header["tools"]}
+        except NoSuchRun as exc:  # it is needed no more, or was not written
+            _unrepeatable(state, f"script {state.position} cannot be run again: {exc}")
+            return
+        tools = RecordedTools(
+            [definition for definition, _ in known.values()],
+            {name: returned for name, (_, returned) in known.items()},
+            [each.tool for each in journal.entries.values()],
+        )
+        script = script_of(journal.header, state.position)
+        journal.id, journal.header = run, {}
+        state.steps.append(SessionScript(script, tools, journal, Outcome(outcome), None))
 
 
 SESSION_RECORDS: Final[Table] = {
@@ -260,26 +252,9 @@ SESSION_RECORDS: Final[Table] = {
     BEGUN: RecordKind((str,), "begun"),
     TOOLS: RecordKind((list,), _tools),
     UNREPEATABLE: RecordKind((str,), _unrepeatable),
-    STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
+    STEP: RecordKind((str, str, list, list), _step),
     KEPT: RecordKind((str, str, int, list, bool), _state_kept),
 }
-
-
-def _step(
-    state: RecordedState, header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]]
-) -> SessionScript:
-    journal = Journal(journal_id)
-    for row in rows:
-        entry = JournalEntry(**dict(zip(_CALL, row, strict=True)))
-        journal.entries[entry.number] = entry
-        journal.run, journal.size = entry.run, journal.size + len(entry.answer or b"")
-    known = {name: state.tools[name] for name in header["tools"]}
-    tools = RecordedTools(
-        [definition for definition, _ in known.values()],
-        {name: returned for name, (_, returned) in known.items()},
-        [each.tool for each in journal.entries.values()],
-    )
-    return SessionScript(script_of(header, state.position), tools, journal, Outcome(outcome), None)
 
 
 # While the session is open
@@ -324,8 +299,11 @@ class SessionJournal:
             state = self._read(file) if restores != "never" else None
             if state is not None and state.key:
                 self._key = state.key
-                if state.last:
+                if state.last and not state.steps:
                     self._store.remove(state.last)
+                elif state.last and not (journal := state.steps[-1].journal).ended:  # its host was killed before that
+                    journal.file = OpenJournal(self._store.database, RUN, journal.id)
+                    self._store.end(journal, str(state.steps[-1].outcome), is_in_session=True)
                 if state.begun:
                     self.waiting = self._store.waiting(state.begun) or ""
             elif restores == "always":
@@ -336,16 +314,15 @@ class SessionJournal:
         except BaseException as exc:
             self._file = None
             file.close()
-            if isinstance(exc, OSError):
+            if isinstance(exc, (OSError, ResumeError)):
                 raise SessionError(f"the journal of session {self._id!r} cannot be written: {exc}") from exc
             raise
         return state
 
     def _read(self, file: OpenJournal) -> RecordedState:
-        state = RecordedState(file.database)
         try:
-            file.load(SESSION_RECORDS, state)
-        except Damaged as exc:
+            state = file.database.load(SESSION, self._id, SESSION_RECORDS, RecordedState(self._store))
+        except (Damaged, ResumeError) as exc:
             raise SessionError(
                 f"the journal of session {self._id!r} is damaged ({exc}); open it without restore=True to begin again"
             ) from exc
@@ -356,7 +333,8 @@ class SessionJournal:
         """Forget what was recorded: the session begins anew."""
         file.write_anew(OPENED, self._key)
         self._tools = {}
-        file.database.keep_states(self._id, ())
+        file.database.remove_scripts(file, even_waiting=True)
+        file.database.remove_states(file)
 
     def close(self, *, is_named: bool) -> None:
         """Close it. That of a session without a name is kept only while a script waits."""
@@ -404,37 +382,32 @@ class SessionJournal:
         Raises:
             UsageError: it cannot be written.
         """
-        is_kept = self._file is not None
-        if not (is_kept or on_approval == "suspend"):
-            return Journal(os.urandom(16).hex())
-        journal = self._store.make(os.urandom(16).hex())
-        journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval, context)
+        journal = Journal(self._new_run())
+        if self._file is not None or on_approval == "suspend":
+            header = header_of(
+                source=message.source,
+                inputs=message.inputs,
+                script=script,
+                tools=tools,
+                on_approval=on_approval,
+                context=context,
+            )
+            journal.header = header | {"session": self._id, "session_key": self._key, "number": script.number}
         if self._file is not None:
             self._store.write(journal, is_unknown=True)
             self._note(BEGUN, journal.id)
         return journal
 
-    def _header_of(
-        self,
-        source: str,
-        inputs: dict[str, Any],
-        script: Script,
-        tools: CallableTools,
-        on_approval: OnApproval,
-        context: RunContext | None,
-    ) -> dict[str, Any]:
-        header = header_of(
-            source=source, inputs=inputs, script=script, tools=tools, on_approval=on_approval, context=context
-        )
-        return header | {"session": self._id, "session_key": self._key, "number": script.number}
+    def _new_run(self) -> str:
+        return f"{self._id}.{os.urandom(8).hex()}"
 
-    def conclude(self, journal: Journal, result: ExecutionResult | None) -> None:
-        """End the journal of a script that does not wait: the session has recorded it, and nobody carries it on."""
+    def conclude(self, journal: Journal, result: ExecutionResult | None, *, is_step: bool = False) -> None:
+        """End the journal of a script that does not wait: nobody carries it on. `is_step`: it has left its state."""
         is_over = result is not None and not (result.outcome in RESUMABLE and journal.header and not journal.lost)
         if result is not None and is_over and not result.draft_id:
-            self._store.finish(journal, result.run_id, str(result.outcome), 0)
+            self._store.finish(journal, result.run_id, str(result.outcome), 0, is_in_session=is_step)
         else:
-            self._store.end(journal, "interrupted")
+            self._store.end(journal, "interrupted", is_in_session=is_step)
 
     def check_belongs(self, journal: Journal, position: int) -> None:
         """Check that a journal is that of the next script of this session.
@@ -454,19 +427,28 @@ class SessionJournal:
     def note_step(self, step: SessionScript, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record a script that has left its state."""
         if self._file is not None:
-            script, header = step.script, step.journal.header
-            header = header or self._header_of(
-                script.source, dict(script.inputs or {}), script, step.tools, "ask", step.context
-            )
-            calls = [[getattr(each, name) for name in _CALL] for each in step.journal.entries.values()]
             self._note_tools(step.tools)
-            self._note(STEP, header, step.journal.id, str(step.outcome), calls, list(used), sorted(labels))
+            self._note(STEP, step.journal.id, str(step.outcome), list(used), sorted(labels))
+
+    def note_copy(self, step: SessionScript, labels: Iterable[str]) -> SessionScript:
+        """Record a script of the session that this one was forked from, and return it.
+
+        Raises:
+            SessionError: what it was answered cannot be recorded.
+        """
+        copy = replace(step, journal=replace(step.journal, id=self._new_run()))
+        try:
+            if self._file is not None:
+                self._file.database.copy(RUN, step.journal.id, copy.journal.id)
+        except OSError as exc:
+            raise SessionError(f"the journal of session {self._id!r} cannot be written: {exc}") from exc
+        self.note_step(copy, (0.0, 0), labels)
+        return copy
 
     def _note_tools(self, tools: CallableTools) -> None:
         """Record what scripts are told of these tools, as far as the journal does not say it."""
         known = {each.name: (each, tools.returns(each.name)) for each in tools.definitions(Origin.CODE)}
-        new = {name: tool for name, tool in known.items() if self._tools.get(name) != tool}
-        if new:
+        if new := {name: tool for name, tool in known.items() if self._tools.get(name) != tool}:
             rows = [
                 [name, each.description, dumps(each.parameters), dumps(given)] for name, (each, given) in new.items()
             ]
@@ -486,9 +468,12 @@ class SessionJournal:
         if not self.waiting:
             return frozenset(), 0
         try:
-            return self._store.used_by(self._waiting_id)
-        except ResumeError as exc:
+            journal = self._store.look(self._waiting_id)
+        except UnderWay as exc:
             raise SessionError(f"the script of session {self._id!r} that waits cannot be given up now: {exc}") from exc
+        except ResumeError:  # nothing is known of a damaged one
+            return frozenset(), 0
+        return journal.labels, len(journal.entries)
 
     @property
     def _waiting_id(self) -> str:
@@ -503,14 +488,18 @@ class SessionJournal:
             with kept.file.content() as content:
                 name = database.write_state(self._id, content)
             self._file.write(KEPT, name, kept.file.digest, kept.position, list(kept.lost), is_base)
-            self._base = name if is_base else self._base
-            database.keep_states(self._id, {name, self._base})
+            if is_base:
+                self._base = name
+                database.remove_scripts(self._file)
+            database.remove_states(self._file, (name, self._base))
         except (OSError, ValueError) as exc:  # this process still has it
             logger.warning("session %s: its state is not kept on disk: %s", self._id, exc)
 
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
         self._note(UNREPEATABLE, why)
+        if not self._broken:
+            self._write(lambda file: file.database.remove_scripts(file))
 
     def abandon(self) -> None:
         """Give up the script that waits. What it has made stays made."""

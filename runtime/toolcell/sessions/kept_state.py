@@ -150,11 +150,6 @@ def not_in_it(result: ExecutionResult, file: StateFile) -> tuple[str, ...]:
     named = [f"{name}: {why}" for name, why in lost.items()] if isinstance(lost, dict) else []
     if value.get("hooks"):
         named.append("exit hooks (atexit)")
-    return names_for_people(named)
-
-
-def names_for_people(names: Iterable[str]) -> tuple[str, ...]:
-    """Return what a guest claims to be lost, cut and without control characters."""
-    found = [for_terminal(each).replace("\n", " ")[:NAME_CHARS] for each in names]
+    found = [for_terminal(each).replace("\n", " ")[:NAME_CHARS] for each in named]  # a guest claims this
     more = len(found) - MOST_NAMES
     return (*found[:MOST_NAMES], f"and {more} more") if more > 0 else tuple(found)

@@ -8,28 +8,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal, Protocol, Self, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import CallableTools, ResumeDecision, RunContext
 from toolcell.calls.placeholders import DryRun
 from toolcell.config import Limits
 from toolcell.control.resumption import decider
-from toolcell.control.suspension import ResumeDecision
 from toolcell.errors import SessionError, UsageError
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.conversation import CANCELLED
-from toolcell.run.options import (
-    NO_HANDLERS,
-    InputFiles,
-    ResumeKwargs,
-    RunOptions,
-    SessionRunKwargs,
-    guest_files,
-)
+from toolcell.run.options import NO_OPTIONS, InputFiles, ResumeKwargs, RunOptions, SessionRunKwargs
 from toolcell.run.run import Script, script_from
 from toolcell.run.streaming import RunStream
 from toolcell.sessions.journal import NO_HISTORY, History
@@ -152,6 +145,10 @@ class Session(OpenedInBlock):
             SessionError: it is open in another process, or what is on disk of it is damaged.
             SandboxUnavailable: no sandbox could be started.
         """
+        await self._open(AsyncExitStack())
+
+    async def _open(self, parent: AsyncExitStack) -> None:
+        """Do the same; `parent` is closed once what is in its record is copied."""
         if self._life != "new":
             raise UsageError(f"session {self.id!r} was opened already; runtime.session() makes another one")
         self._host.runs.check_open()
@@ -159,7 +156,9 @@ class Session(OpenedInBlock):
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
             async with self._exclusively():
-                if self._is_scratch or not await self._state.open_record(self._restores):
+                is_kept = not self._is_scratch and await self._state.open_record(self._restores)
+                await parent.aclose()
+                if not is_kept:
                     await self._state.bring_up()  # else the first script that needs it rebuilds the state
         except BaseException:
             await self.close()
@@ -236,7 +235,6 @@ class Session(OpenedInBlock):
         return await self._execute_script(source, RunOptions.of("execute_code", options, SessionRunKwargs))
 
     async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
-        """Run a script; see `execute_code`."""
         host = self._host
         given = options.context or self._context
         context = await host.dry_runs.begin(options.dry_run, given, options.on_approval, source)
@@ -345,9 +343,9 @@ class Session(OpenedInBlock):
             UsageError: a file cannot be read or sent, or there is no room for it.
         """
         limits = self._without_files()
-        script = Script(source="", files=guest_files(files, limits), limits=limits)
+        script = Script(source="", files=RunOptions(files=files).guest_files(limits), limits=limits)
         async with self._exclusively():
-            result = await self._state.run(script, self._host.runs.tools([]), self._context, NO_HANDLERS, "ask")
+            result = await self._state.run(script, self._host.runs.tools([]), self._context, NO_OPTIONS, "ask")
         if result.error is not None:
             raise UsageError(f"the files were not written: {result.error.message}")
 
@@ -441,7 +439,8 @@ class Session(OpenedInBlock):
         return await self._copied(ident, is_named=name is not None)
 
     async def _copied(self, ident: str, *, is_named: bool = False, is_scratch: bool = False) -> Session:
-        async with self._exclusively():
+        async with AsyncExitStack() as parent:
+            await parent.enter_async_context(self._exclusively())
             if self._state.lost:
                 raise SessionError(
                     f"session {self.id!r} cannot be forked: it was lost ({self._state.lost}). Its next script begins "
@@ -451,16 +450,17 @@ class Session(OpenedInBlock):
             self._state.check_repeatable()
             history, labels = self._state.history, self._state.labels
             settings = self._state.settings_left() if is_scratch else self.settings
-        args = (self.limits, settings, self._tools, self._context, history, labels.names)
-        copy = Session(self._host, self._place, ident, *args, is_named=is_named, is_scratch=is_scratch)
-        if is_scratch:
-            copy._state.labels.join(labels)  # whoever gets the result of its script goes on with this one
-        try:
-            await copy.open()
-        except BaseException:
+            args = (self.limits, settings, self._tools, self._context, history, labels.names)
+            copy = Session(self._host, self._place, ident, *args, is_scratch=is_scratch)
             if is_scratch:
-                self._state.count(copy._state)
-            raise
+                copy._state.labels.join(labels)  # whoever gets the result of its script goes on with this one
+            try:
+                await copy._open(parent)
+            except BaseException:
+                if is_scratch:
+                    self._state.count(copy._state)
+                raise
+        copy._is_named = is_named  # else nothing of it is kept
         return copy
 
 

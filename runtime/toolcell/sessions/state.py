@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.run_state import RunLink
-from toolcell.config import Limits
+from toolcell.config import Limits, OnApproval
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.journaled_calls import JournaledCalls
 from toolcell.control.resumption import Resumption
@@ -27,7 +28,7 @@ from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
-from toolcell.run.options import OnApproval, RunHandlers
+from toolcell.run.options import RunOptions
 from toolcell.run.outcome import Aborted, leftover_names
 from toolcell.run.run import Run, Script
 from toolcell.run.runs import Runs
@@ -37,7 +38,6 @@ from toolcell.sessions.journal import (
     History,
     SessionJournal,
     SessionScript,
-    as_sent,
     context_again,
     difference,
     let_rebuild,
@@ -103,6 +103,8 @@ class SessionState:
         self._make_room = make_room
         self.is_closing = False
         self.connection: GuestConnection | None = None
+        self._meter: SessionMeter
+        """Of its sandbox, while there is one."""
         self._base = history.base
         """The state by value from which `steps` go on; None: they begin with the first script."""
         self.kept_state = history.kept_state
@@ -161,8 +163,7 @@ class SessionState:
     def _note_history(self) -> None:
         if self._base is not None:
             self.journal.note_state(self._base, is_base=True)
-        for step in self.steps:
-            self.journal.note_step(step, (0.0, 0), self.labels.names)
+        self.steps = [self.journal.note_copy(step, self.labels.names) for step in self.steps]
         if self.kept_state is not None:
             is_base = self._base is not None and self._base.position == self.kept_state.position
             if not is_base:
@@ -180,7 +181,7 @@ class SessionState:
         script: Script,
         tools: CallableTools,
         context: RunContext | None,
-        handlers: RunHandlers,
+        options: RunOptions,
         on_approval: OnApproval,
     ) -> ExecutionResult:
         """Run a script, and keep what is needed to repeat it."""
@@ -192,13 +193,12 @@ class SessionState:
         began = await self.bring_up(context, tools)
         self._last_context = context
         limits = self._remaining_limits(script.limits, self._begin_script())
-        is_repeatable = self.settings.restore == "journal"
-        seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable)
+        seed, clock = self._host.runs.seed_and_clock(None, None, self.settings.restore == "journal")
         number = self.position + 1
         seed = seed if number == 1 else None
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
-        run = await self._host.runs.prepare(script, tools, context, handlers=handlers)
+        run = await self._host.runs.prepare(script, tools, context, options=options)
         journal = self.journal.journal(run.message, script, tools, on_approval, context)
         return await self._conduct(run, journal, on_approval, began, context)
 
@@ -210,7 +210,7 @@ class SessionState:
         return earlier_scripts([step.script for step in self.steps]) if is_whole else ANYTHING_EARLIER
 
     async def carry_on(
-        self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
+        self, journal: Journal, tools: CallableTools, context: RunContext | None, options: RunOptions, began: Began
     ) -> ExecutionResult:
         """Run a script again that waited, on its journal. The state before it is there."""
         number = self.position + 1
@@ -222,7 +222,7 @@ class SessionState:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._remaining_limits(script.limits, self._begin_script()))
             context = self._context(context, str(number))
-            run = await self._host.runs.prepare(script, tools, context, journal.link, handlers)
+            run = await self._host.runs.prepare(script, tools, context, journal.link, options)
             has_begun = True
             journal.share_labels(run.context.state.labels)
             return await self._conduct(run, journal, journal.header["on_approval"], began, context)
@@ -260,7 +260,9 @@ class SessionState:
         journal.size += run.work.calls + run.work.uploaded  # the session keeps its arguments
         left = connection.leftover
         ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
-        error, script = result.error, as_sent(script, run.message)
+        inputs = copy.deepcopy(run.message.inputs) if run.message.inputs else None  # the caller may change them now
+        error, script = result.error, changed(script, inputs=inputs)
+        was_interrupted = connection.was_interrupted  # to keep the state is another run
         try:
             kept = await self._kept_beside_threads(script.number, run.tools, context) if stuck else None
             lost = await self._drop_if_lost(result) if kept is None else ""
@@ -274,13 +276,13 @@ class SessionState:
                 else:
                     self._unkept.append(script)
                 if kept is not None:
-                    await self._go_on_without_threads(kept, is_base=connection.was_interrupted)
+                    await self._go_on_without_threads(kept, is_base=was_interrupted)
                     ended += stuck
                 elif self.not_repeatable:
                     await self.keep_by_value(run.tools, context)
                     lost = self.lost
         finally:
-            self.journal.conclude(journal, result)
+            self.journal.conclude(journal, result, is_step=bool(self.steps) and self.steps[-1].journal is journal)
             await self._settle()
         report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
         return changed(result, session=report, error=error)
@@ -582,7 +584,7 @@ class SessionState:
         self.kept_state = kept
         await daemon_threads.run_sync(partial(self.journal.note_state, kept, is_base=is_base))
         if is_base:
-            self._base = self.kept_state
+            self._base, self.steps, self._steps_bytes = kept, [], 0
 
     async def put_down(self) -> None:
         """Keep the state by value where it can be, and destroy the sandbox."""
@@ -593,18 +595,16 @@ class SessionState:
         await self._make_room()
         started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
         connection = await self._host.runs.sandboxes.hold(started)
-        connection.meter = SessionMeter(connection.sandbox)
+        self._meter = connection.meter = SessionMeter(connection.sandbox)
         connection.stays = True
         connection.post(Stay(END_MS))
         self.connection, self.lost = connection, ""
 
     async def _repeat(self, number: int, step: SessionScript, given: RunContext | None) -> None:
-        context = self._context(step.context_again(given), f"{number}.again")
+        context = self._context(context_again(step.context or given), f"{number}.again")
         self._meter.begin_script()
         link = RunLink(relation="repeats", after=step.journal.run)
-        again = await self._rebuild(step.script, step.tools, context, link, step)
-        problem = difference(step, again)
-        if problem:
+        if problem := difference(step, await self._rebuild(step.script, step.tools, context, link, step)):
             self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
             self.check_repeatable()
 
@@ -681,10 +681,10 @@ class SessionState:
         left["tool_calls"] = max(0, self.settings.tool_calls - self.used_calls)
         return self.settings.model_copy(update=left)
 
-    def count(self, copy: SessionState) -> None:
+    def count(self, other: SessionState) -> None:
         """Count what a copy has used and read."""
-        self._ended_cpu_s += copy.used_cpu_s
-        self.used_calls += copy.used_calls
+        self._ended_cpu_s += other.used_cpu_s
+        self.used_calls += other.used_calls
         self._note_used()
 
     async def abandon(self) -> None:
@@ -709,11 +709,6 @@ class SessionState:
     def used_cpu_s(self) -> float:
         """CPU seconds of all its sandboxes: of scripts, of running them again, and of what goes on between them."""
         return self._ended_cpu_s + (self._meter.used_cpu_s if self.connection is not None else 0.0)
-
-    @property
-    def _meter(self) -> SessionMeter:
-        assert self.connection is not None
-        return cast("SessionMeter", self.connection.meter)
 
     @property
     def can_be_lost(self) -> bool:
@@ -776,6 +771,7 @@ class SessionState:
         connection, self.connection = self.connection, None
         self.idle_since, self.look_at, self.is_paused, self._has_hooks = None, math.inf, False, False
         if connection is not None:
+            del self._meter
             with anyio.CancelScope(shield=True):
                 await self._host.runs.sandboxes.let_go(connection)
 

@@ -46,8 +46,7 @@ def _tables_in(value: Any) -> Iterator[tuple[str, AnyTable]]:
         case Array() | Table():
             yield "", value
         case Mapping() | list():
-            members = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for name, each in members:
+            for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
                 if isinstance(each, Array | Table):
                     yield f"{name!s:.{MOST_TYPES}}: ", each
 

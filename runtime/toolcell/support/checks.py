@@ -211,7 +211,7 @@ _MAX_CLOSE = 4
 """Candidates that are compared in full, those with the most letters in common: each takes up to a millisecond."""
 
 
-def closest(name: str, candidates: Iterable[str], alike: float = ALIKE) -> str | None:
+def closest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate most like `name`, if any is alike at all: of equals the one that begins so, then the first.
 
     Work is bounded, whatever the name is.
@@ -227,12 +227,12 @@ def closest(name: str, candidates: Iterable[str], alike: float = ALIKE) -> str |
             break
         if len(candidate) <= 2 * _MAX_NAME_CHARS:
             matcher.set_seq1(candidate)
-            if matcher.real_quick_ratio() >= alike and (upper := matcher.quick_ratio()) >= alike:
+            if matcher.real_quick_ratio() >= ALIKE and (upper := matcher.quick_ratio()) >= ALIKE:
                 likely.append((-upper, place, candidate))
     found = list[tuple[float, bool, int, str]]()
     for _, place, candidate in heapq.nsmallest(_MAX_CLOSE, likely):
         matcher.set_seq1(candidate)
-        if (ratio := matcher.ratio()) >= alike:
+        if (ratio := matcher.ratio()) >= ALIKE:
             found.append((-ratio, not candidate.startswith(name), place, candidate))
     return min(found)[-1] if found else None
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import functools
 import mmap
 import threading
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
@@ -66,12 +70,40 @@ async def run_sync(
     return returned
 
 
+@dataclass(frozen=True, eq=False)
+class Account:
+    """Whom the large work of a task is for."""
+
+    charge: Callable[[float], object] = lambda cpu_s: None
+    """Gets the processor time of each piece."""
+    one: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
+    """Entered for each piece: one at a time does not keep others from the thread."""
+
+    def timed(self, function: Callable[..., Returned], *args: Any) -> Returned:
+        """Do a piece of work in this thread."""
+        began = time.thread_time()
+        try:
+            return function(*args)
+        finally:
+            self.charge(time.thread_time() - began)
+
+
+NOBODY = Account()
+account: ContextVar[Account] = ContextVar("account", default=NOBODY)
+
+
 async def run_large(function: Callable[..., Returned], *args: Any) -> Returned:
     """Do in a thread what takes long because its data is large: reading, packing, hashing, redacting.
 
     One after the other: of several threads that work at once, each would keep the interpreter from the event loop.
     """
-    return await run_sync(function, *args, limiter=limiter_of(LARGE, 1))
+    async with account.get().one:
+        return await run_piece(function, *args)
+
+
+async def run_piece(function: Callable[..., Returned], *args: Any) -> Returned:
+    """Do what `run_large` does inside the `one` of the account."""
+    return await run_sync(account.get().timed, function, *args, limiter=limiter_of(LARGE, 1))
 
 
 _limiters: anyio.lowlevel.RunVar[dict[str, anyio.CapacityLimiter]] = anyio.lowlevel.RunVar("toolcell_limiters")

@@ -1,21 +1,25 @@
-"""`LoopThread`: an event loop in a thread of its own, for callers that block."""
+"""`LoopThread`: an event loop in a thread of its own, for callers that block, or whose event loop is another one."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 from anyio.from_thread import BlockingPortal
 
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import call_soon
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -27,12 +31,12 @@ END_S = 30.0
 class LoopThread:
     """An event loop in a daemon thread: it keeps no program alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "toolcell-runtime") -> None:
         self._pid = os.getpid()
         self.has_ended = False
         self._started: Future[BlockingPortal] = Future()
         try:
-            self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
+            self._thread = daemon_threads.start(self._run, name=name)
             self._portal = self._started.result()
         except BaseException:  # such as Ctrl-C: nobody can stop this loop any more
             self.has_ended = True
@@ -43,13 +47,14 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
-            anyio.run(self._serve)
+            anyio.run(self._serve, backend="asyncio")
         except BaseException as exc:
             if not self._started.done():
                 self._started.set_exception(exc)
 
     async def _serve(self) -> None:
         async with BlockingPortal() as portal:
+            self._loop = asyncio.get_running_loop()
             self._started.set_result(portal)
             if not self.has_ended:
                 await portal.sleep_until_stopped()
@@ -101,6 +106,21 @@ class LoopThread:
             raise problem
         return result  # type: ignore[return-value]
 
+    async def await_call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a coroutine function in the loop, and await its result in another one, which never waits for this one.
+
+        Cancellation: it is cancelled, as a task of asyncio is.
+        """
+        # In a context of its own: that of the caller may say that trio runs here.
+        future = Context().run(asyncio.run_coroutine_threadsafe, function(*args), self._loop)
+        done, token = anyio.Event(), anyio.lowlevel.current_token()
+        future.add_done_callback(lambda _: call_soon(token, done.set))
+        try:
+            await done.wait()
+        finally:
+            future.cancel()
+        return future.result()
+
     def run_sync(self, function: Callable[[], T]) -> T:
         """Call a plain function in the loop and return its result."""
 
@@ -140,6 +160,7 @@ def blocking(method: Callable[Concatenate[Any, Given], Awaitable[T]]) -> Callabl
 
 async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
     """Return what a function returns or raises. A KeyboardInterrupt raised in the loop would end the loop."""
+    daemon_threads.account.set(daemon_threads.NOBODY)  # a caller's has a lock of the caller's loop
     try:
         return await function(), None
     except (Exception, KeyboardInterrupt, SystemExit) as exc:

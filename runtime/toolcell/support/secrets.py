@@ -76,7 +76,7 @@ _IN_JSON: Final = (
 def forms_of(secret: str) -> set[str]:
     """Return the forms of a secret. Those of bytes that are not UTF-8 are read as Latin-1, one character for a byte."""
     raw = secret.encode("utf-8", "surrogatepass")
-    texts = {secret, *_escaped(secret), *_in_urls(raw), *_in_hex(raw)}
+    texts = {secret, *_escaped(secret), *_by_numbers(secret, raw), *_in_urls(raw), *_in_hex(raw)}
     texts |= {*(secret.replace("\n", between) for between in ("\r\n", " ", "")), *_in_base64(raw)}
     as_bytes = [form.encode("utf-8", "surrogatepass") for form in texts if not form.isascii()]
     as_bytes += [secret.encode(coding, "surrogatepass") for coding in ("utf-16-le", "utf-16-be")]
@@ -90,6 +90,16 @@ def _escaped(secret: str) -> Iterator[str]:
     twice = {json.dumps(form)[1:-1] for form in once} | {repr(form)[1:-1] for form in once}
     yield from (*once, *twice, *(json.dumps(form)[1:-1] for form in twice))
     yield from (*map(in_json.translate, _IN_JSON), *map(secret.translate, _IN_HTML))
+
+
+def _by_numbers(secret: str, raw: bytes) -> Iterator[str]:
+    """Yield every character as its number, as JSON (of UTF-16), HTML and shells (of bytes) write it."""
+    units = secret.encode("utf-16-be", "surrogatepass").hex()
+    for digits in (units, units.upper()):
+        yield "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
+    for form in ("&#{};", "&#x{:x};", "&#x{:X};"):
+        yield "".join(form.format(ord(each)) for each in secret)
+    yield "".join(f"\\{byte:03o}" for byte in raw)
 
 
 def _in_urls(raw: bytes) -> Iterator[str]:

@@ -121,7 +121,6 @@ class Transactional(Protocol):
     @property
     def in_transaction(self) -> bool:
         """True between BEGIN and COMMIT."""
-        ...
 
     def execute(self, sql: str, /) -> object: ...
 
@@ -155,17 +154,12 @@ class SqliteDatabase:
         *,
         application_id: int,
         lock_timeout_s: float = LOCK_S,
-        prepare: Callable[[sqlite3.Connection], object] = lambda _: None,
     ) -> None:
-        """`migrations`: the statements that make version 1 of the tables, then those that bring it to version 2, ...
-
-        `prepare` is called with each new connection, once the file is known to be ours.
-        """
+        """`migrations`: the statements that make version 1 of the tables, then those that bring it to version 2, ..."""
         self.path = IN_MEMORY if Path(path) == IN_MEMORY else Path(path).absolute()
         self._migrations = migrations
         self._application_id = application_id
         self._lock_timeout_s = lock_timeout_s
-        self._prepare = prepare
         write = threading.Lock()
         self._locks = {"read": write if self.path == IN_MEMORY else threading.Lock(), "write": write}
         self._open: dict[str, sqlite3.Connection] = {}
@@ -212,17 +206,16 @@ class SqliteDatabase:
             self._abandoned, self._open, self._process = self._open, {}, os.getpid()
         if use not in self._open:
             try:
-                self._open[use] = connect(self.path, self._prepare_ours, self._lock_timeout_s)
+                self._open[use] = connect(self.path, self._prepare, self._lock_timeout_s)
             except OSError as exc:
                 raise StoreError(f"the store {self.path} cannot be opened: {exc.strerror or exc}") from exc
         return self._open[use]
 
-    def _prepare_ours(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         self._migrate(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # what was answered must survive a loss of power
         connection.execute("PRAGMA foreign_keys = ON")
-        self._prepare(connection)
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         """Make the tables, or bring those of an older version up to date, in one transaction.

@@ -67,6 +67,11 @@ def whole_characters(value: Any) -> Any:
     return [whole_characters(each) for each in value] if isinstance(value, list) else value
 
 
+def visible(value: object) -> object:
+    """Spell out what a browser hides, reorders or cannot encode, for a template."""
+    return value if hasattr(value, "__html__") else for_terminal(str(value))
+
+
 def for_terminal(text: str) -> str:
     """Return `text` with every character visible. An escape replaces each one that a terminal obeys or hides."""
     stacked = _STACK.sub(

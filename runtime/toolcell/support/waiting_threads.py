@@ -76,8 +76,7 @@ class WaitingThreads:
     """Threads of the running asyncio loop, as many as there are functions at once. Whoever calls bounds these."""
 
     def __init__(self) -> None:
-        token = anyio.lowlevel.current_token()
-        self._backend, self._loop = token.backend_class, asyncio.get_running_loop()
+        self._backend, self._loop = anyio.lowlevel.current_token().backend_class, asyncio.get_running_loop()
         self._scope_type = event_loop.scope_type()
         self._queue = queue.SimpleQueue[_Work]()
         """A thread that has returned from a function takes the next one without being woken."""

@@ -14,32 +14,26 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolcell.agents.providers.scripted import Request, ScriptedModel, calls
+    from toolcell.agents.providers.scripted import ScriptedModel, calls
     from toolcell.testing.contract.case import Case
     from toolcell.testing.contract.check import (
-        CaseResult,
-        ContractReport,
         check_backend,
         contract_cases,
         contract_lacks,
     )
     from toolcell.testing.fake import FakeBackend
     from toolcell.testing.harness import BackendHarness
-    from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox
+    from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall
 
 __all__ = [
     "BackendHarness",
     "Case",
-    "CaseResult",
-    "ContractReport",
     "Die",
     "FakeBackend",
     "Hang",
     "RawOutput",
-    "Request",
     "ScriptedCall",
     "ScriptedModel",
-    "ScriptedSandbox",
     "calls",
     "check_backend",
     "contract_cases",
@@ -50,11 +44,11 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.agents.providers.scripted": "Request ScriptedModel calls",
+            "toolcell.agents.providers.scripted": "ScriptedModel calls",
             "toolcell.testing.contract.case": "Case",
-            "toolcell.testing.contract.check": "CaseResult ContractReport check_backend contract_cases contract_lacks",
+            "toolcell.testing.contract.check": "check_backend contract_cases contract_lacks",
             "toolcell.testing.fake": "FakeBackend",
             "toolcell.testing.harness": "BackendHarness",
-            "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall ScriptedSandbox",
+            "toolcell.testing.scripted": "Die Hang RawOutput ScriptedCall",
         },
     )

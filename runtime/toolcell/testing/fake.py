@@ -102,7 +102,6 @@ class FakeSandbox(Sandbox):
             self._tree = TreeWatch(self.process.pid, self.limits.memory_bytes)
 
     def is_alive(self) -> bool:
-        """Return False once the process has ended."""
         return not self._is_closed and self.process.poll() is None
 
     async def prepare(self, limits: Limits) -> None:
@@ -116,7 +115,6 @@ class FakeSandbox(Sandbox):
                 resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files))
 
     def read_output(self) -> tuple[bytes, bytes]:
-        """Take the raw output on descriptors 1 and 2 so far, without waiting."""
         if self._is_closed:
             return b"", b""
         return read_available(self._output[0]), read_available(self._output[1])
@@ -145,7 +143,6 @@ class FakeSandbox(Sandbox):
         return self._tree.look().cpu_s if self._tree is not None else None
 
     async def ended(self) -> Exit:
-        """Wait, at most a few seconds, until the process has ended; return how."""
         with anyio.move_on_after(END_S, shield=True):
             while self.process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
                 await anyio.sleep(0.001)
@@ -155,7 +152,6 @@ class FakeSandbox(Sandbox):
         return Exit(-code if code < 0 else None, code if code >= 0 else None)
 
     async def destroy(self) -> None:
-        """Kill the process and remove its folder. Safe to call twice."""
         self.kill()
         self.stream.close()
         await self.ended()

@@ -20,10 +20,10 @@ import psutil
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run import Conversation, GuestConnection, Run, Script
+from toolcell.run import SandboxRunner
 from toolcell.runtime import Runtime
 from toolcell.sandbox import Backend, Sandbox
-from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools import ToolRegistry
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 
@@ -32,7 +32,7 @@ LIMITS = Limits(wall_s=20, cpu_s=20, memory_bytes=192 * MIB, processes=32)
 
 PR_SET_CHILD_SUBREAPER = 36
 
-SOON_S = 30.0
+SOON_S = 60.0
 """How long the end of a run, a sandbox or a backend may take."""
 
 
@@ -77,7 +77,7 @@ class BackendHarness:
 
     async def __aenter__(self) -> Self:
         self.backend = self.make_backend()
-        pool = PoolConfig(warm=self._warm, cap=16)
+        pool = PoolConfig(warm=self._warm, cap=16, start_s=SOON_S)
         self.runtime = Runtime(
             self.registry, backend=self.backend, limits=LIMITS, pool=pool, allow_unisolated=not self.backend.isolates
         )
@@ -111,10 +111,10 @@ class BackendHarness:
             await sandbox.destroy()
 
     @asynccontextmanager
-    async def connection(self, limits: Limits = LIMITS) -> AsyncIterator[GuestConnection]:
+    async def connection(self, limits: Limits = LIMITS) -> AsyncIterator[SandboxRunner]:
         """Start a sandbox and wait for its Hello."""
         async with self.sandbox(limits) as sandbox:
-            connection = GuestConnection(sandbox)
+            connection = SandboxRunner(sandbox)
             await connection.hello()
             yield connection
 
@@ -188,20 +188,6 @@ def tool_that_sets(called: anyio.Event) -> ToolRegistry:
         called.set()
 
     return made
-
-
-async def run_on(
-    connection: GuestConnection,
-    source: str,
-    *,
-    tools: ToolRegistry | None = None,
-    number: int = 1,
-) -> ExecutionResult:
-    """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
-    tools = tools or ToolRegistry()
-    script = Script(source=source, limits=LIMITS)
-    run = Run(script, tools, RunContext(), script.message(number, tools=tools.names_text(Origin.CODE)))
-    return await Conversation(run, connection).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:

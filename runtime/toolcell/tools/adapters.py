@@ -1,6 +1,6 @@
 """Turns every way of writing a tool into `ToolSpec`s: functions, builders, records, and objects of both kinds.
 
-Knows how to call each of them; knows nothing of policy, hooks or order.
+Knows nothing of policy, hooks or order.
 """
 
 from __future__ import annotations
@@ -8,27 +8,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import replace
+from typing import Any, Protocol, Self
 
 from toolcell.calls.arguments import Prepare
-from toolcell.calls.concurrency import run_in_thread
 from toolcell.calls.context import ToolContext, new_view, setting, view_class
 from toolcell.calls.definition import ToolDefinition, check_definition
-from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions, refused_arguments
+from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.calls.result import ToolResult
-from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import SYNONYMS, brief, fields_known, is_async, suggestion
-from toolcell.tools.spec import Decode, Invoke, RegisteredTool, ToolSpec
+from toolcell.errors import RegistrationError
+from toolcell.support.checks import brief, fields_known
+from toolcell.tools.spec import ToolSpec, check_function
 from toolcell_bridge.wire.frozen import frozen
-
-if TYPE_CHECKING:
-    from toolcell.calls.type_schema import Signature
-
-Bind = Callable[[ToolContext], Callable[[], Any]]
-"""Puts together what a function is given in one call."""
-
-_OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
 
 class ToolObject(Protocol):
@@ -85,26 +76,6 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
 
-def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOptions:
-    """Return ToolOptions with keyword changes; unknown names are refused.
-
-    Raises:
-        RegistrationError: there is no such option.
-    """
-    for name in changes.keys() - _OPTION_NAMES:
-        if name in SYNONYMS:
-            raise RegistrationError(
-                f"{name}: a schema written by hand is registry.register(name, description, schema, function), and the "
-                "function takes one dict of all arguments"
-            )
-        hint = suggestion(name, sorted(_OPTION_NAMES), f"there are: {', '.join(sorted(_OPTION_NAMES))}")
-        raise RegistrationError(f"no option is called {name!r}; {hint}")
-    try:
-        return replace(options, **changes) if changes else options
-    except UsageError as exc:
-        raise RegistrationError(f"option {exc}") from exc
-
-
 def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSpec]:
     """Return the specs of every function of a tool, in whatever form it is written.
 
@@ -115,7 +86,7 @@ def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSp
         return [*_specs(tool)]
     changes = dict(options)
     own = {name: changes.pop(name) for name in ("name", "description", "prepare") if name in changes}
-    specs = [replace(spec, options=with_options(spec.options, changes)) for spec in _specs(tool)]
+    specs = [replace(spec, options=spec.options.changed(changes)) for spec in _specs(tool)]
     if own and len(specs) > 1:
         raise RegistrationError(f"{next(iter(own))}= is for a tool of one function, and this one has {len(specs)}")
     return [_with_own(spec, **own) for spec in specs]
@@ -151,7 +122,7 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
         read = [each() if callable(each) else each for each in (tool.name, tool.description, tool.parameters)]
         yield _object_spec(tool, ToolDefinition(*read))
     elif callable(tool):
-        yield function_spec(tool)
+        yield ToolSpec.of_function(tool)
     else:
         other = "write .as_tool(name, description)" if hasattr(tool, "as_tool") else "write a function"
         cure = next((cure for kind, cure in _CURES.items() if isinstance(tool, kind)), other)
@@ -186,133 +157,6 @@ _CURES: Mapping[type, str] = {
 """What to write in place of something that is not a tool."""
 
 
-def check_function(name: str, function: object, *takes: str) -> None:
-    """Refuse what could never answer a call.
-
-    Raises:
-        RegistrationError: it is not a function, it is a generator, or it cannot be called with the arguments `takes`.
-    """
-    if isinstance(function, str) and not takes:
-        raise RegistrationError(f"a tool is a function, not {function!r}; write @registry.tool(name={function!r})")
-    if isinstance(function, type) or not callable(function):
-        raise RegistrationError(f"tool {name!r}: a tool is a function, not {brief(function)}")
-    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
-        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
-            raise RegistrationError(
-                f"tool {name!r} is a generator, and a tool returns one value; return a list, and report with "
-                "ctx.update(...) meanwhile"
-            )
-    if takes and (why := refused_arguments(function, *takes)):
-        must = f"it must take ({', '.join(takes)}), not {inspect.signature(function)}"
-        raise RegistrationError(f"tool {name!r}: {must}: {why}")
-
-
-# Functions
-
-
-def function_spec(
-    function: Callable[..., Any],
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    prepare: Prepare | None = None,
-    options: ToolOptions | None = None,
-) -> ToolSpec:
-    """Return the spec of a plain function: its name, docstring and signature are the definition."""
-    check_function(name or str(getattr(function, "__name__", "")), function)
-    from toolcell.calls.type_schema import read_docstring, read_signature
-
-    prose, described = read_docstring(function)
-    signature = read_signature(function, ToolContext, ToolResult, described)
-    chosen = name or str(getattr(function, "__name__", type(function).__name__))
-    definition = ToolDefinition(chosen, description or prose, signature.parameters)
-    known = options or DEFAULT_TOOL_OPTIONS
-    if known.returns is None and signature.returns is not None:
-        known = replace(known, returns=signature.returns)
-    return ToolSpec(
-        definition=definition,
-        invoke=keyword_invoke(function, signature.context_parameter, known.blocking),
-        options=known,
-        source=function,
-        prepare=prepare,
-        decode=_decoder(signature),
-        requires_result=signature.wants_result,
-    )
-
-
-def _decoder(signature: Signature) -> Decode | None:
-    converters = tuple(signature.converters.items())
-    if not converters and not signature.defaults:
-        return None
-    from pydantic import ValidationError
-
-    def decode(args: dict[str, Any]) -> dict[str, Any]:
-        made = dict(args)
-        for name, convert in converters:
-            if name in made:
-                try:
-                    made[name] = convert(made[name])
-                except ValidationError as exc:
-                    exc.add_note(name)  # its path begins there
-                    raise
-        return {**signature.defaults, **made}
-
-    return decode
-
-
-def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
-    """Return how a function is called with a call's arguments by name."""
-    if context_parameter is None and (is_async(function) or not blocking):
-        return lambda context: function(**context.call.named)
-
-    def bind(context: ToolContext) -> Callable[[], Any]:
-        own = {} if context_parameter is None else {context_parameter: context.for_any_thread()}
-        return functools.partial(function, **context.call.named, **own)
-
-    return _threaded(bind, function, blocking)
-
-
-def preview_of(tool: RegisteredTool) -> RegisteredTool:
-    """Return the tool that shows, in place of this one, what a call of it would do."""
-    assert tool.options.preview is not None
-    spec = replace(tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking))
-    return RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
-
-
-def positional_spec(
-    definition: ToolDefinition, function: Callable[..., Any] | None, options: ToolOptions, source: Any = None
-) -> ToolSpec:
-    """Return the spec of a function that takes all arguments as one dict."""
-    if function is None:
-        return ToolSpec(definition=definition, invoke=None, options=options, source=source)
-    check_function(definition.name, function, "args")
-    called = function
-    return _bound_spec(
-        lambda context: functools.partial(called, context.call.given),
-        function,
-        0,
-        definition=definition,
-        options=options,
-        source=source or function,
-    )
-
-
-def _bound_spec(bind: Bind, function: Callable[..., Any], parameter: int | str, **fields: Any) -> ToolSpec:
-    """Return the spec of a function that takes all arguments in one parameter, as a dict or the record it declares."""
-    from toolcell.calls.type_schema import converter, record_in
-
-    record = record_in(function, parameter)
-    decode = None if record is None else converter(record)
-    return ToolSpec(invoke=_threaded(bind, function, fields["options"].blocking), decode=decode, **fields)
-
-
-def _threaded(bind: Bind, function: Callable[..., Any], blocking: bool) -> Invoke:
-    """Move a synchronous function off the event loop. What it is given is put together before."""
-    if is_async(function) or not blocking:
-        return lambda context: bind(context)()
-    return lambda context: run_in_thread(bind(context.for_any_thread()), context.call.give_up)
-
-
 # Records
 
 
@@ -336,7 +180,7 @@ def record_spec(tool: AgentTool) -> ToolSpec:
     def bind(context: ToolContext) -> Callable[[], Any]:
         return functools.partial(execute, **{name: _RECORD_ARGUMENTS[name](context) for name in names})
 
-    return _bound_spec(
+    return ToolSpec.bound(
         bind,
         execute,
         "args" if "args" in names else "",
@@ -381,15 +225,14 @@ def _object_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec
     takes = ("ctx", *(("name",) if names else ()), "args")
     check_function(definition.name, tool.execute, *takes)
     order = _argument_order(definition.name, tool.execute, takes)
-    is_contextual = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
-    view = view_class(type(tool)) if is_contextual else None
+    view = view_class(type(tool)) if hasattr(tool, "set_context") or hasattr(tool, "set_callback") else None
 
     def bind(context: ToolContext) -> Callable[[], Any]:
         bound = tool if view is None else _in_context(view, tool, context)
         given = (context.for_any_thread(), *names, context.call.given)
         return functools.partial(bound.execute, *(given[place] for place in order))
 
-    return _bound_spec(
+    return ToolSpec.bound(
         bind,
         tool.execute,
         order.index(len(takes) - 1),
@@ -529,4 +372,4 @@ class Tool:
         """
         if self._function is None:
             raise RegistrationError(f"tool {self.name!r} has no function; end with .call(function)")
-        return positional_spec(self.definition, self._function, DEFAULT_TOOL_OPTIONS, source=self)
+        return ToolSpec.positional(self.definition, self._function, DEFAULT_TOOL_OPTIONS, source=self)

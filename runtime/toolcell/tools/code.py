@@ -8,23 +8,22 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.result import ErrorCode, File, Text, ToolResult, to_json
-from toolcell.config import MIB, Limits, Policy
+from toolcell.config import MIB, SHOWN_CHARS, Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome, RepairedCall
-from toolcell.results.effects import shown_effects
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, RepairedCall, shown_effects
 from toolcell.support.checks import brief, check_count
 from toolcell.support.text import clean, cut_text, shown_findings, with_line
-from toolcell.tools.adapters import with_options
 from toolcell.tools.spec import Offered, ToolSpec
-from toolcell.tools.stubs import SHOWN_CHARS, Detail, shown_within
+from toolcell.tools.stubs import Detail, shown_within
 
 CODE_TOOL = "execute_code"
 PLAN_TOOL = "execute_plan"
@@ -111,28 +110,6 @@ def _described_sandbox(runtime: CodeRuntime, limits: Limits | None, keeps_state:
     )
 
 
-def describe_code(
-    offered: Offered,
-    runtime: CodeRuntime,
-    limits: Limits | None = None,
-    *,
-    keeps_state: bool = False,
-    shown_chars: int = SHOWN_CHARS,
-) -> str:
-    """Describe `execute_code` for a model that may use what is offered.
-
-    The tools that its code may call are told in as much detail as `shown_chars` has room for. `limits`: of each script,
-    when they are not the runtime's. `keeps_state`: the scripts are those of a session.
-    """
-    tools = list(offered(Origin.CODE))
-    text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if offers(offered, PLAN_TOOL) else "")
-    text += _described_sandbox(runtime, limits, keeps_state)
-    if not tools:
-        return text
-    detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
-    return f"{text}\n\n{_intro(len(tools), detail, offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
-
-
 _CALLABLE = "callable as call_tool('name', {...}) or tools.name(...)"
 _IN_FULL = "print(list_tools('name', detail='full')) tells all about one"
 _SEARCH = "print(search_tools('what it is to do', detail='full')) in a script finds the right ones"
@@ -155,9 +132,8 @@ def _intro(count: int, detail: Detail | None, offers_search: bool) -> str:
 MAX_PROGRESS_CHARS = 4_000
 """Most characters of what a running script has printed."""
 
-MAX_VALUE_CHARS, MAX_LOG_CHARS = 60_000, 30_000
-"""Most characters of the result and of what was printed, for the model: together they leave room for what else is
-told."""
+MAX_LOG_CHARS = 30_000
+"""Most characters of what was printed, for the model: with the value, they leave room for what else is told."""
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -228,69 +204,134 @@ ExecuteCode = Callable[..., Awaitable[ExecutionResult]]
 """Runs a script; takes what `CodeRuntime.execute_code` takes."""
 
 
-def code_spec(
-    runtime: CodeRuntime,
-    options: Mapping[str, Any],
-    shown_chars: int = SHOWN_CHARS,
-    *,
-    execute: ExecuteCode | None = None,
-    with_variables: bool = False,
-) -> ToolSpec:
-    """`execute_code` as a tool. `shown_chars`: of tools in its description.
+@dataclass(frozen=True, slots=True)
+class CodeTool:
+    """`execute_code` as a tool: what a model is told about the scripts of one runtime, and about the end of each."""
 
-    `execute` runs the scripts in place of the runtime itself, whose sandboxes are described. `with_variables`: of a
-    script that failed, the model is shown the variables.
+    runtime: CodeRuntime
+    NAME: ClassVar = CODE_TOOL
+    MAX_VALUE_CHARS: ClassVar = 60_000
+    """Most characters of the result, for the model."""
 
-    Raises:
-        UsageError: `runtime` cannot run code from an event loop.
-    """
-    check_code_runtime(runtime, CODE_TOOL)
+    def spec(
+        self,
+        options: Mapping[str, Any],
+        shown_chars: int = SHOWN_CHARS,
+        *,
+        execute: ExecuteCode | None = None,
+        with_variables: bool = False,
+    ) -> ToolSpec:
+        """Return the tool. `shown_chars`: of tools in its description.
 
-    check_count("shown_chars", shown_chars, 0)
+        `execute` runs the scripts in place of the runtime itself, whose sandboxes are described. `with_variables`: of a
+        script that failed, the model is shown the variables.
 
-    def invoke(context: ToolContext) -> Any:
-        call = context.call
-        return run_code(
-            runtime,
-            call.registry,
-            call.args["code"],
-            context.run,
-            context.update,
-            execute=execute,
-            with_variables=with_variables,
+        Raises:
+            UsageError: `runtime` cannot run code from an event loop.
+        """
+        runtime = self.runtime
+        self.check(CODE_TOOL)
+        check_count("shown_chars", shown_chars, 0)
+
+        def invoke(context: ToolContext) -> Any:
+            call = context.call
+            return run_code(
+                runtime,
+                call.registry,
+                call.args["code"],
+                context.run,
+                context.update,
+                execute=execute,
+                with_variables=with_variables,
+            )
+
+        known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
+        return ToolSpec(
+            definition=ToolDefinition(CODE_TOOL, CODE_TEXT, CODE_SCHEMA),
+            invoke=invoke,
+            options=known.changed(options),
+            source=runtime,
+            args_prefix=f"invalid {CODE_TOOL} args: ",
+            describe=lambda offered: self.describe(offered, shown_chars=shown_chars),
+            requires_result=True,
         )
 
-    known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
-    return ToolSpec(
-        definition=ToolDefinition(CODE_TOOL, CODE_TEXT, CODE_SCHEMA),
-        invoke=invoke,
-        options=with_options(known, options),
-        source=runtime,
-        args_prefix=f"invalid {CODE_TOOL} args: ",
-        describe=lambda offered: describe_code(offered, runtime, shown_chars=shown_chars),
-        requires_result=True,
-    )
+    def describe(
+        self,
+        offered: Offered,
+        limits: Limits | None = None,
+        *,
+        keeps_state: bool = False,
+        shown_chars: int = SHOWN_CHARS,
+    ) -> str:
+        """Describe it for a model that may use what is offered.
 
+        The tools that its code may call are told in as much detail as `shown_chars` has room for. `limits`: of each
+        script, when they are not the runtime's. `keeps_state`: the scripts are those of a session.
+        """
+        tools = list(offered(Origin.CODE))
+        text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if offers(offered, PLAN_TOOL) else "")
+        text += _described_sandbox(self.runtime, limits, keeps_state)
+        if not tools:
+            return text
+        detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
+        return f"{text}\n\n{_intro(len(tools), detail, offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
 
-def check_code_runtime(runtime: object, what: str) -> None:
-    """Refuse what cannot run code from an event loop.
+    def check(self, what: str) -> None:
+        """Refuse a runtime that cannot run code from an event loop.
 
-    Raises:
-        UsageError: `what` names who needs a Runtime.
-    """
-    if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
-        cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
-        raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {brief(runtime)}; {cure}")
-    if not isinstance(runtime, CodeRuntime):
-        kind = type(runtime).__name__
-        raise UsageError(
-            f"{what} needs limits, packages, hosts and policy of its {kind}; write class {kind}(CodeRuntime)"
+        Raises:
+            UsageError: `what` names who needs a Runtime.
+        """
+        runtime: object = self.runtime
+        if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
+            cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
+            raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {brief(runtime)}; {cure}")
+        if not isinstance(runtime, CodeRuntime):
+            kind = type(runtime).__name__
+            raise UsageError(
+                f"{what} needs limits, packages, hosts and policy of its {kind}; write class {kind}(CodeRuntime)"
+            )
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """Return the flows of a runtime's policy: they hold for whoever is offered its `execute_code`."""
+        return () if self.runtime.policy is None else self.runtime.policy.flows
+
+    @staticmethod
+    def result(result: ExecutionResult, *, with_logs: bool = True, with_variables: bool = False) -> ToolResult:
+        """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
+        more = _sections(result, with_logs=with_logs, with_variables=with_variables)
+        files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
+        given: dict[str, Any] = {"value": result.value, "has_value": result.has_value, "files": files}
+        if result.ok:
+            said = _value_text(result.value) if result.has_value else NO_RESULT
+            return ToolResult(parts=(Text(said + more),), details=result.to_dict(), **given)
+        return ToolResult.fail(
+            CodeTool.failure(result) + more,
+            code=_OWN_CODES.get(result.outcome, str(result.outcome)),
+            details=result.to_dict(),
+            facts={"outcome": str(result.outcome)},
+            **given,
         )
 
-
-def flows_of(runtime: CodeRuntime | None) -> tuple[Flow, ...]:
-    """Return the flows of a runtime's policy: they hold for whoever is offered its `execute_code`."""
-    return () if runtime is None or runtime.policy is None else runtime.policy.flows
+    @staticmethod
+    def failure(result: ExecutionResult) -> str:
+        """What failed, where, what to do about a limit, and which calls had already run when it did."""
+        if (error := result.error) is None:
+            said = f"code execution failed: {result.outcome}"
+        elif error.traceback:
+            said = error.traceback.rstrip() + _limit_reached(error)
+        else:
+            named = f"{error.type}: " if result.outcome in (Outcome.ERROR, Outcome.DENIED) else ""
+            said = named + with_line(error.message, error.line)
+        if (advice := ADVICE.get(result.outcome)) is not None:
+            said = f"{said}\n{advice}"
+        if not result.calls:
+            return said
+        made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
+        more = f" and {len(result.calls) - 20} more" if len(result.calls) > 20 else ""
+        return f"{said}\n\ntool calls already made: {made}{more}"
 
 
 async def run_code(
@@ -338,49 +379,16 @@ async def run_code(
     if run.state.abort is not None:
         raise run.state.abort
     with_logs = runtime.policy is None or runtime.policy.logs_to_model
-    return code_result(result, with_logs=with_logs, with_variables=with_variables)
-
-
-def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variables: bool = False) -> ToolResult:
-    """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
-    more = _sections(result, with_logs=with_logs, with_variables=with_variables)
-    files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
-    given: dict[str, Any] = {"value": result.value, "has_value": result.has_value, "files": files}
-    if result.ok:
-        said = _value_text(result.value) if result.has_value else NO_RESULT
-        return ToolResult(parts=(Text(said + more),), details=result.to_dict(), **given)
-    return ToolResult.fail(
-        describe_failure(result) + more,
-        code=_OWN_CODES.get(result.outcome, str(result.outcome)),
-        details=result.to_dict(),
-        facts={"outcome": str(result.outcome)},
-        **given,
-    )
-
-
-def describe_failure(result: ExecutionResult) -> str:
-    """What failed, where, what to do about a limit, and which calls had already run when it did."""
-    error = result.error
-    if error is None:
-        said = f"code execution failed: {result.outcome}"
-    elif error.traceback:
-        said = error.traceback.rstrip() + _limit_reached(error)
-    else:
-        named = f"{error.type}: " if result.outcome in (Outcome.ERROR, Outcome.DENIED) else ""
-        said = named + with_line(error.message, error.line)
-    if (advice := ADVICE.get(result.outcome)) is not None:
-        said = f"{said}\n{advice}"
-    if not result.calls:
-        return said
-    made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
-    more = f" and {len(result.calls) - 20} more" if len(result.calls) > 20 else ""
-    return f"{said}\n\ntool calls already made: {made}{more}"
+    return CodeTool.result(result, with_logs=with_logs, with_variables=with_variables)
 
 
 def _sections(result: ExecutionResult, *, with_logs: bool, with_variables: bool) -> str:
     """Return what is told after the value or the failure: limits that were met all the same, variables where it failed,
     findings about types, calls of the script before, what a dry run collected, files, and what was printed."""
-    rows = [f"warning: {each}" for each in result.warnings] if result.ok else []
+    logs = cut_text(clean(result.logs.text).rstrip("\n"), MAX_LOG_CHARS)[0] if with_logs else ""
+    # Why the last value is not the result stands in the logs too.
+    logged = f"{logs}\n"
+    rows = [f"warning: {each}" for each in result.warnings if result.ok and f"[toolcell] {clean(each)}\n" not in logged]
     frames = result.error.frames if with_variables and result.error is not None else ()
     values = [f"  {name} = {text}" for name, text in frames[-1].locals.items()] if frames else []
     rows += ["\n".join(["variables where it failed:", *values])] if values else []
@@ -397,7 +405,6 @@ def _sections(result: ExecutionResult, *, with_logs: bool, with_variables: bool)
     lost = [f"{file.name}: {file.problem}" for file in result.files if file.problem]
     rows += [f"files returned: {', '.join(kept)}"] if kept else []
     rows += [f"files not returned: {'; '.join(lost)}"] if lost else []
-    logs = cut_text(clean(result.logs.text).rstrip("\n"), MAX_LOG_CHARS)[0] if with_logs else ""
     rows += [f"logs:\n{logs}"] if logs else []
     return "".join(f"\n\n{row}" for row in rows)
 
@@ -407,7 +414,7 @@ def _counts(calls: Iterable[RepairedCall]) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return cut_text(to_json(value), MAX_VALUE_CHARS)[0]
+    return cut_text(to_json(value), CodeTool.MAX_VALUE_CHARS)[0]
 
 
 def _limit_reached(error: ErrorInfo) -> str:

@@ -55,10 +55,9 @@ def _load(target: str) -> ModuleType:
         raise UsageError(f"--tools {target}: no such file")
     try:
         return _load_file(path) if is_file else importlib.import_module(target)
-    except RegistrationError as exc:
-        raise RegistrationError(f"--tools {target}: {exc}{_line_in(exc)}") from exc
-    except UsageError as exc:
-        raise UsageError(f"--tools {target}: {exc}{_line_in(exc)}") from exc
+    except (RegistrationError, UsageError) as exc:
+        kind = RegistrationError if isinstance(exc, RegistrationError) else UsageError
+        raise kind(f"--tools {target}: {exc}{_line_in(exc)}") from exc
     except ModuleNotFoundError as exc:
         is_own = not is_file and exc.name is not None and f"{target}.".startswith(f"{exc.name}.")
         cure = f"{_line_in(exc)}; install it for {sys.executable}, which loads the tools"

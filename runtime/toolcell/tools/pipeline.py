@@ -13,7 +13,18 @@ import math
 import time
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -239,8 +250,10 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if tool.features:
         call.features = call.features.after(tool.features)
     is_permitted = state.permits(tool, call.origin)
-    if run.scope.policies or run.scope.lineage.origins:
-        is_permitted = is_permitted and _permitted_above(state, call, tool)
+    if is_permitted and (run.scope.policies or run.scope.lineage.origins):
+        # A call may do no more than the agents, plans and code that it was reached through.
+        origins = (call.origin, *run.scope.lineage.origins)
+        is_permitted = all(state.permits(tool, o) and permits_all(run.scope.policies, tool, o) for o in origins)
     if not is_permitted:
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
@@ -260,12 +273,6 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         if refusal is not None:
             return refusal
     return tool
-
-
-def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:
-    """A call may do no more than the agents, plans and code that it was reached through."""
-    origins = (call.origin, *call.run.scope.lineage.origins)
-    return all(state.permits(tool, origin) and permits_all(call.run.scope.policies, tool, origin) for origin in origins)
 
 
 def _unknown(state: RegistryState, call: Call) -> ToolResult:
@@ -343,29 +350,42 @@ async def validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResul
 
 async def _in_turn(call: Call, tool: RegisteredTool, received: Any) -> tuple[CheckedArguments, Any] | None:
     """Check in a checker process, and make the tool's own types in a thread; None when the call was cut short."""
-    work, line = call.run.scope.work, turns()
+    work = call.run.scope.work
     found: list[tuple[CheckedArguments, Any]] = []
     with call.run.state.cancellable(call.run.deadline):
-        await line.enter(work)
-        threads: list[ToolThread] = []
-
-        async def in_thread(function: Callable[[], Any]) -> Any:
-            threads.append(ToolThread(function))
-            return await daemon_threads.run_sync(threads[-1], abandon_on_cancel=True, limiter=line.threads)
-
-        try:
+        async with _turn(work) as in_thread:
             checked = await _checked_elsewhere(tool.checker, received, in_thread, work)
             _count(call, checked.steps)
             if tool.spec.decode is None or not is_large(received):
-                found.append((checked, tool.decode(checked.args)))
+                decoded = tool.decode(checked.args)
             else:
-                found.append((checked, await in_thread(partial(tool.decode, checked.args))))
-        finally:
-            if threads and threads[-1].abandon():  # it runs on, and nobody else has its turn before it is over
-                threads[-1].when_over(partial(line.leave, work))
-            else:
-                line.leave(work)
+                decoded = await in_thread(partial(tool.decode, checked.args))
+            found.append((checked, decoded))
     return found[0] if found else None
+
+
+@asynccontextmanager
+async def _turn(work: HostWork | None) -> AsyncIterator[Callable[[Callable[[], Any]], Awaitable[Any]]]:
+    """Have a turn inside the block, which gets what calls a function in a thread.
+
+    Cancellation: such a function runs on, and nobody else has its turn before it is over.
+    """
+    line, thread = turns(), None
+
+    async def in_thread(function: Callable[[], Any]) -> Any:
+        # Not that of `run_large`: others wait for the turn, and a tool's own types may wait for something.
+        nonlocal thread
+        thread = ToolThread(partial(daemon_threads.account.get().timed, function))
+        return await daemon_threads.run_sync(thread, abandon_on_cancel=True, limiter=loop_limits().no_limit)
+
+    await line.enter(work)
+    try:
+        yield in_thread
+    finally:
+        if thread is not None and thread.abandon():
+            thread.when_over(partial(line.leave, work))
+        else:
+            line.leave(work)
 
 
 async def check_arguments(definition: ToolDefinition, received: Any) -> None:
@@ -374,12 +394,8 @@ async def check_arguments(definition: ToolDefinition, received: Any) -> None:
     Raises:
         InvalidArguments: it does not fit.
     """
-    line = turns()
-    await line.enter(None)
-    try:
-        await _checked_elsewhere(ArgumentChecker(definition, is_foreign=True), received, daemon_threads.run_sync)
-    finally:
-        line.leave(None)
+    async with _turn(None) as in_thread:
+        await _checked_elsewhere(ArgumentChecker(definition, is_foreign=True), received, in_thread)
 
 
 async def _checked_elsewhere(
@@ -398,14 +414,15 @@ async def _checked_elsewhere(
         raise InvalidArguments(checker.tool, [ValueProblem((), f"must be an object, not {received_kind}")], received)
     tables = {name: received[name] for name in checker.tables if type(received.get(name)) in TABLES}
     plain = {**received, **{name: {} for name in tables}} if tables else received
+    packed = partial(_packed, plain, checker.tables)
     try:
-        body = await in_thread(partial(_packed, plain, checker.tables))
+        body = await in_thread(packed) if is_large(plain) else packed()
     except BadValue as exc:
         raise InvalidArguments(checker.tool, [exc.problem], received, exc.steps) from None
     try:
-        ((outcome, *rest),) = await ask("arguments", checker.spec_text, body, work)
+        outcome, *rest = await ask("arguments", checker.spec_text, body, work)
     except CheckStopped as exc:
-        said = f"cannot be checked against its schema: the check {exc.args[0]}; send less"
+        said = f"cannot be checked against its schema: the check {exc}; send less"
         raise InvalidArguments(checker.tool, [ValueProblem((), said)], received) from None
     if outcome == "refused":
         problems = [ValueProblem(tuple(path), message) for path, message in rest[0]]
@@ -800,8 +817,7 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
             raise
         logger.exception("call of %s could not be recorded", call.name)
         said = exc.message if isinstance(exc, ToolError) else "the call could not be recorded, so it was not made"
-        failure = ToolResult.fail(said, code=ErrorCode.UNAVAILABLE)
-        call.refusal = refusal = failure.with_error(exc)
+        call.refusal = refusal = ToolResult.fail(said, code=ErrorCode.UNAVAILABLE).with_error(exc)
     return refusal
 
 

@@ -24,13 +24,13 @@ from toolcell.calls.options import Origin, ToolOptions
 from toolcell.calls.result import ErrorCode, File, Status, ToolResult, to_json, total_usage
 from toolcell.calls.schema import dicts_in
 from toolcell.calls.values import BadValue, bounded_json, copy_arguments, is_large
+from toolcell.config import MAX_PLAN_STEPS
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief
 from toolcell.support.event_loop import TimeSlice
 from toolcell.support.packing import value_digest
 from toolcell.support.text import cut_text, one_line
-from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, PLAN_TOOL, offers
 from toolcell.tools.pipeline import answer_call, examine, run_batch, run_call, together
 from toolcell.tools.spec import RegistryState, ToolSpec
@@ -132,7 +132,6 @@ def resolve(args: Any, results: Mapping[str, Any]) -> Any:
     return args
 
 
-MAX_STEPS = 50
 MAX_NAME_CHARS = 256
 """Most characters of a step's id and of a reference."""
 MAX_REFERENCES = 1000
@@ -168,7 +167,7 @@ PLAN_SCHEMA: dict[str, Any] = {
     "properties": {
         "steps": {
             "type": "array",
-            "description": f"Tool calls to make, at most {MAX_STEPS}.",
+            "description": f"Tool calls to make, at most {MAX_PLAN_STEPS}.",
             "items": STEP_SCHEMA,
         },
         "on_error": {
@@ -188,9 +187,9 @@ PLAN_CHECKED_SCHEMA: dict[str, Any] = PLAN_SCHEMA | {
 """Each step is checked by itself: what is wrong with one costs that step alone."""
 
 PLAN_TEXT = (
-    f"Run up to {MAX_STEPS} tool calls in one turn and get all results together. Steps run in parallel. Use it when "
-    "you already know every call you need; calling tools one at a time costs a turn each. A failed step does not stop "
-    f"the others. Steps cannot call {PLAN_TOOL}."
+    f"Run up to {MAX_PLAN_STEPS} tool calls in one turn and get all results together. Steps run in parallel. "
+    "Use it when you already know every call you need; calling tools one at a time costs a turn each. "
+    f"A failed step does not stop the others. Steps cannot call {PLAN_TOOL}."
 )
 _PLAN_LINKS = (
     ' Give a step an "id" to let others wait for it ("depends_on") or use its result: '
@@ -212,7 +211,7 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(
         definition=ToolDefinition(PLAN_TOOL, PLAN_TEXT, PLAN_SCHEMA),
         invoke=invoke,
-        options=with_options(known, options),
+        options=known.changed(options),
         source=PLAN_TOOL,
         args_prefix=f"invalid {PLAN_TOOL} args: ",
         checked_schema=PLAN_CHECKED_SCHEMA,
@@ -256,10 +255,10 @@ def plan_of(steps: object) -> dict[str, Any]:
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
         cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
         raise UsageError(f"execute_plan takes a list of steps, not {brief(steps)}; {cure}")
-    given = list(itertools.islice(steps, MAX_STEPS + 1))
-    if len(given) > MAX_STEPS:  # before anything looks at them
-        count = len(steps) if isinstance(steps, Sized) else f"more than {MAX_STEPS}"
-        raise UsageError(f"{PLAN_TOOL} limited to {MAX_STEPS} steps, got {count}")
+    given = list(itertools.islice(steps, MAX_PLAN_STEPS + 1))
+    if len(given) > MAX_PLAN_STEPS:  # before anything looks at them
+        count = len(steps) if isinstance(steps, Sized) else f"more than {MAX_PLAN_STEPS}"
+        raise UsageError(f"{PLAN_TOOL} limited to {MAX_PLAN_STEPS} steps, got {count}")
     try:
         return copy_arguments({"steps": given}, None, tables_at=ARGUMENT_LEVEL).args
     except BadValue as exc:
@@ -275,21 +274,15 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
     written = args["steps"]
     if not written:
         raise PlanError("execute_plan requires at least one step")
-    if len(written) > MAX_STEPS:
-        raise PlanError(f"execute_plan limited to {MAX_STEPS} steps, got {len(written)}")
-    problems = list[str]()
-    checked = list[Mapping[str, Any]]()
-    for step in written:
-        fit, problem = _checked_step(step)
-        checked.append(fit)
-        problems.append(problem)
-    written = checked
+    if len(written) > MAX_PLAN_STEPS:
+        raise PlanError(f"execute_plan limited to {MAX_PLAN_STEPS} steps, got {len(written)}")
+    written, problems = zip(*map(_checked_step, written), strict=True)
     ids = _ids(written)
     # Without ids nothing can be referred to, so "$ref" in arguments is just a key: the plain plan stays as it was.
     referred = _references(written) if ids else [[] for _ in written]
     steps = tuple(_step(index, step, ids, referred[index], problems[index]) for index, step in enumerate(written))
     try:
-        _order(steps)
+        _order([step for step in steps if step.needs])
     except CycleError as exc:
         names = ", ".join(steps[index].id or f"step {index}" for index in sorted({*exc.args[1]}))
         raise PlanError(f"steps wait for each other: {names}") from None
@@ -315,7 +308,7 @@ def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
     return step, f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}" if step["tool"] == PLAN_TOOL else ""
 
 
-def _ids(written: list[Mapping[str, Any]]) -> dict[str, int]:
+def _ids(written: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     ids: dict[str, int] = {}
     for index, step in enumerate(written):
         if (name := step.get("id")) is None:
@@ -328,7 +321,7 @@ def _ids(written: list[Mapping[str, Any]]) -> dict[str, int]:
     return ids
 
 
-def _references(written: list[Mapping[str, Any]]) -> list[list[str]]:
+def _references(written: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     """Return the references of each step; bounds what resolving them can cost."""
     found, count = [], 0
     for index, step in enumerate(written):
@@ -367,7 +360,7 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: li
     )
 
 
-def _order(steps: tuple[Step, ...]) -> TopologicalSorter[int]:
+def _order(steps: Iterable[Step]) -> TopologicalSorter[int]:
     """Return what says which steps are ready.
 
     Raises:
@@ -515,8 +508,7 @@ class _PlanRun:
         if step.problem:
             return
         if failed := [needed for needed in step.needs if not self._is_ok(needed)]:
-            lost = [needed for needed in failed if not self._waits(needed)]
-            if lost:
+            if lost := [needed for needed in failed if not self._waits(needed)]:
                 self._skipped[step.index] = f"needs step {self._label(lost[0])}, which did not succeed"
             else:
                 self._waiting[step.index] = f"needs step {self._label(failed[0])}, which waits for a decision"
@@ -561,7 +553,8 @@ class _PlanRun:
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
         said = [row.get("result", row.get("error")) for row in rows]
-        bounded = await daemon_threads.run_large(_bounded, rows, said) if is_large(said) else _bounded(rows, said)
+        # Nothing below `is_large` is surely long, so `_bounded` skips that look. It measures the rows as JSON anyway.
+        bounded = await daemon_threads.run_large(_bounded, rows, said) if is_large(said) else _bounded(rows, [])
         return ToolResult(value=bounded, has_value=True, files=tuple(files), usage=total_usage(results))
 
     def _row(self, step: Step, status: str, **more: Any) -> Row:
@@ -590,8 +583,7 @@ class _PlanRun:
         await self._turn.give_way()
         if step.problem:
             return self._row(step, "error", error=step.problem)
-        call = self._new_call(step, step.args)
-        refusal = await examine(self._state, call, with_arguments=not step.has_references)
+        refusal = await examine(self._state, self._new_call(step, step.args), with_arguments=not step.has_references)
         return self._row(step, "valid") if refusal is None else self._row(step, "error", error=refusal.message)
 
 

@@ -28,12 +28,13 @@ from toolcell.calls.definition import (
 from toolcell.calls.events import EventBus
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, CallPolicy, Origin
 from toolcell.calls.result import ToolResult
+from toolcell.config import SHOWN_CHARS
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.support.checks import brief, check_kind, did_you_mean
 from toolcell.support.log import logger_of
-from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
-from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL, CodeRuntime, code_spec, flows_of
-from toolcell.tools.pipeline import OnResult, answer_call, refuse, run_batch, run_call
+from toolcell.tools.adapters import FunctionTool, specs_of
+from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL, CodeRuntime, CodeTool
+from toolcell.tools.pipeline import OnResult, answer_call, check_arguments, refuse, run_batch, run_call
 from toolcell.tools.search import FOUND, find_by_meaning, is_large, listed_within, named_of, search_spec
 from toolcell.tools.spec import (
     Middleware,
@@ -42,10 +43,9 @@ from toolcell.tools.spec import (
     RegistryState,
     ToolSpec,
     check_collisions,
-    compile_tool,
     settings_of,
 )
-from toolcell.tools.stubs import SHOWN_CHARS, Detail, python_module, tools_text
+from toolcell.tools.stubs import Detail, python_module, shown_within, tools_text
 from toolcell_bridge.wire.messages import HTTP
 
 if TYPE_CHECKING:
@@ -57,42 +57,6 @@ logger = logger_of("toolcell.tools")
 _GLOB_SIGNS = frozenset("*?[")
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Connections:
-    """The MCP servers whose tools a registry has, by name, and their ends."""
-
-    def __init__(self) -> None:
-        self._clients: list[Any] = []
-        self._connecting: set[str] = set()
-        """Names of servers that are being connected with."""
-
-    async def connect(self, registry: object, name: str, options: Mapping[str, Any]) -> Any:
-        """Connect with a server, and register its tools.
-
-        Raises:
-            RegistrationError: there is a server of that name already.
-            UsageError: the extra `mcp` is not installed.
-        """
-        name = str(name)
-        if name in self._connecting or name in self.open():
-            raise RegistrationError(f"MCP server {name[:80]!r}: there is one of that name; close it, or choose another")
-        self._connecting.add(name)
-        try:
-            client = await _client_module().add_mcp_server(registry, name, **options)
-            self._clients.append(client)
-        finally:
-            self._connecting.discard(name)
-        return client
-
-    def open(self) -> dict[str, Any]:
-        """Return the clients that are not closed, by name."""
-        return {client.name: client for client in self._clients if client.state != "closed"}
-
-    async def close(self) -> None:
-        """End every connection. Safe to call twice."""
-        while self._clients:
-            await self._clients.pop().close()
 
 
 def _client_module() -> Any:
@@ -132,7 +96,10 @@ class ToolRegistry:
         self._frozen = False
         self._taken: tuple[Mapping[str, RegisteredTool], TakenNames] | None = None
         """Its names, as long as its tools are these."""
-        self._connections = Connections()
+        self._clients: list[Any] = []
+        """Of MCP servers whose tools it has."""
+        self._connecting = set[str]()
+        """Names of servers that are being connected with."""
 
     @property
     def state(self) -> RegistryState:
@@ -186,7 +153,7 @@ class ToolRegistry:
             RegistrationError: as from `add`.
         """
         definition = ToolDefinition(name, description, schema)
-        self.add(positional_spec(definition, function, DEFAULT_TOOL_OPTIONS), **options)
+        self.add(ToolSpec.positional(definition, function, DEFAULT_TOOL_OPTIONS), **options)
 
     @overload
     def tool(self, function: F, /) -> F: ...
@@ -216,8 +183,8 @@ class ToolRegistry:
         """Decorate a function to register it: name, docstring and signature are its definition."""
 
         def register(function: F) -> F:
-            known = with_options(DEFAULT_TOOL_OPTIONS, options)
-            spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
+            known = DEFAULT_TOOL_OPTIONS.changed(options)
+            spec = ToolSpec.of_function(function, name=name, description=description, prepare=prepare, options=known)
             self._add([spec], replace)
             return function
 
@@ -237,7 +204,7 @@ class ToolRegistry:
 
     def _add(self, specs: Sequence[ToolSpec], replace: bool) -> None:
         settings = self._state.settings
-        tools = [compile_tool(spec, coercion=settings.coercion, extras=settings.extras) for spec in specs]
+        tools = [spec.compile(coercion=settings.coercion, extras=settings.extras) for spec in specs]
         self._put(tools, replace)
         for tool in tools:
             if not tool.spec.is_foreign:  # Python keeps each warning for good, and strangers have many tools
@@ -262,14 +229,13 @@ class ToolRegistry:
             self._change(tools=tools)
             self._taken = self._state.tools, taken[1]
 
-    def unregister(self, name: str) -> bool:
-        """Remove a tool; False if there was none."""
+    def unregister(self, *names: str) -> bool:
+        """Remove tools; False if there was none of them."""
         with self._lock:
             self._check_open()
-            tools = dict(self._state.tools)
-            found = tools.pop(name, None) is not None
-            self._change(tools=tools)
-            return found
+            known, gone = self._state.tools, {*names}
+            self._change(tools={name: tool for name, tool in known.items() if name not in gone})
+            return not gone.isdisjoint(known)
 
     def freeze(self) -> Self:
         """Refuse every later change to tools, hooks and middleware; rules may still change."""
@@ -327,8 +293,8 @@ class ToolRegistry:
         Raises:
             RegistrationError: another tool has this name.
         """
-        self.enable(code_spec(runtime, options, shown_chars))
-        self.policy.add_flow(*flows_of(runtime))
+        self.enable(CodeTool(runtime).spec(options, shown_chars))
+        self.policy.add_flow(*CodeTool(runtime).flows)
 
     def enable_tool_search(self, **options: Any) -> None:
         """Offer `search_tools` to the model. `definitions(shown_chars=...)` then leaves out what a search finds.
@@ -353,7 +319,7 @@ class ToolRegistry:
         known = self._state.tools.get(name)
         if known is not None and known.spec.describe is None:  # these alone are described by what else is offered
             raise RegistrationError(f"tool {name!r}: toolcell's own tool of that name would hide it; rename it")
-        self._put([compile_tool(spec)], replace=True)
+        self._put([spec.compile()], replace=True)
 
     @property
     def code_runtime(self) -> CodeRuntime | None:
@@ -434,15 +400,25 @@ class ToolRegistry:
             UsageError: an option is wrong, or the extra `mcp` is not installed.
         """
         self._check_open()
-        return await self._connections.connect(self, name, options)
+        name = str(name)
+        if name in self._connecting or name in self.mcp_servers():
+            raise RegistrationError(f"MCP server {name[:80]!r}: there is one of that name; close it, or choose another")
+        self._connecting.add(name)
+        try:
+            client = await _client_module().add_mcp_server(self, name, **options)
+            self._clients.append(client)
+        finally:
+            self._connecting.discard(name)
+        return client
 
     def mcp_servers(self) -> dict[str, Any]:
         """Return the `McpClient` of each open server, by name. `client.state` says whether it is connected."""
-        return self._connections.open()
+        return {client.name: client for client in self._clients if client.state != "closed"}
 
     async def close(self) -> None:
         """End the connections of `add_mcp_server`. Safe to call twice."""
-        await self._connections.close()
+        while self._clients:
+            await self._clients.pop().close()
 
     # Hooks and rules
 
@@ -624,6 +600,12 @@ class ToolRegistry:
         wanted = definitions if names is None else named_of(definitions, names)
         return tools_text([(each, tools[each.name].options.returns) for each in wanted], detail)
 
+    def shown_within(self, max_chars: int, origin: Origin = Origin.CODE) -> tuple[Detail | None, str]:
+        """Return the most detailed text of all tools that has at most so many characters; (None, "") when none has."""
+        return shown_within(
+            [(tool.definition, tool.options.returns) for tool in self._state.visible(origin)], max_chars
+        )
+
     def __len__(self) -> int:
         return len(self._state.tools)
 
@@ -662,6 +644,13 @@ class ToolRegistry:
             check_kind("context=", context, RunContext, cure="write RunContext(user_id=...)")
         return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
 
+    async def make(self, call: Call, *, preview: bool = False) -> ToolResult:
+        """Make a call that `new_call` returned. `preview`: its tool shows only what the call would do."""
+        state = self._state
+        if preview:
+            state = replace(state, tools={call.name: state.tools[call.name].preview()})
+        return await run_call(state, call)
+
     def new_call(
         self,
         name: str,
@@ -691,6 +680,17 @@ class ToolRegistry:
             parent=parent,
             **more,
         )
+
+    @staticmethod
+    def check_plan(steps: object) -> dict[str, Any]:
+        """Return a program's plan as the arguments of `execute_plan`, checked as a model's are.
+
+        Raises:
+            UsageError: it is not a list of steps, or holds what is not data.
+        """
+        from toolcell.tools.plan import plan_of
+
+        return plan_of(steps)
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
         """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""
@@ -789,9 +789,7 @@ class ToolRegistry:
 
     def snapshot(self) -> ToolRegistry:
         """Return this registry as it is now, frozen, for a run to work with."""
-        if self._frozen:
-            return self
-        return self._over(self._state, None).freeze()
+        return self if self._frozen else self._over(self._state, None).freeze()
 
     def with_tools(self, tools: Sequence[RegisteredTool]) -> ToolRegistry:
         """Return a snapshot that has these tools too, under the same rules and hooks.
@@ -832,6 +830,14 @@ class ToolRegistry:
             raise UsageError(f"no such tools: {', '.join(missing)}")
         return self._derived({name: tool for name, tool in tools.items() if name in wanted})
 
+    async def check_arguments(self, definition: ToolDefinition, received: Any) -> None:
+        """Check in a checker process what a tool may be called with later, whoever described it.
+
+        Raises:
+            InvalidArguments: it does not fit.
+        """
+        await check_arguments(definition, received)
+
     def namespaced(self, prefix: str, separator: str = "_") -> ToolRegistry:
         """Return a registry with these tools as `prefix_name`; rules about the old names hold for the new ones."""
         renamed = [tool.renamed(f"{prefix}{separator}{name}") for name, tool in self._state.tools.items()]
@@ -861,8 +867,7 @@ class ToolRegistry:
         shared = [self.policy, *(other.policy for other in others)]  # asked for, so that later rules are shared too
         policies = [each for registry in (self, *others) for each in registry._state.policies]
         unique = dict.fromkeys([*policies, *shared, policy])
-        state = replace(self._state, tools=dict(tools), policies=tuple(unique))
-        return self._over(state, policy)
+        return self._over(replace(self._state, tools=dict(tools), policies=tuple(unique)), policy)
 
     def follow(self, before: RegistryState, now: RegistryState) -> None:
         """Make the changes of tools, hooks and middleware that led another registry from one state to a later one."""
@@ -870,9 +875,8 @@ class ToolRegistry:
             self._check_open()
             gone = {name for name, tool in before.tools.items() if name not in now.tools}
             own = {n: tool for n, tool in self._state.tools.items() if n not in gone or tool is not before.tools[n]}
-            new = {name: tool for name, tool in now.tools.items() if before.tools.get(name) is not tool}
             self._change(
-                tools=own | new,
+                tools=own | {name: tool for name, tool in now.tools.items() if before.tools.get(name) is not tool},
                 hooks=(*self._state.hooks, *now.hooks[len(before.hooks) :]),
                 middleware=(*self._state.middleware, *now.middleware[len(before.middleware) :]),
             )
@@ -894,8 +898,8 @@ def tool(
     """Decorate a function to make it a tool without registering it; calling it still calls the function."""
     if function is None:
         return functools.partial(tool, name=name, description=description, prepare=prepare, **options)
-    known = with_options(DEFAULT_TOOL_OPTIONS, options)
-    spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
+    known = DEFAULT_TOOL_OPTIONS.changed(options)
+    spec = ToolSpec.of_function(function, name=name, description=description, prepare=prepare, options=known)
     return FunctionTool(function, spec)
 
 

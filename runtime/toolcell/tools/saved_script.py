@@ -25,14 +25,14 @@ from toolcell.calls.definition import (
 )
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.schema import with_parts
 from toolcell.calls.schema_walk import check_of
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support.checks import brief, check_kind, check_path
 from toolcell.support.files import read_regular_file, write_file
 from toolcell.support.packing import text_digest
-from toolcell.tools.adapters import with_options
-from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
-from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, check_collisions, compile_tool
+from toolcell.tools.code import CodeRuntime, CodeTool, run_code
+from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, check_collisions
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.scripts import NOT_KEPT
 from toolcell_bridge.guest.tools import GUEST_NAMES
@@ -98,13 +98,12 @@ class SavedScript:
             RegistrationError: there is no such option.
             UsageError: an option has a wrong value.
         """
-        return with_options(ToolOptions(orchestrates=True, label=f"Run {self.name}"), self.options)
+        return ToolOptions(orchestrates=True, label=f"Run {self.name}").changed(self.options)
 
     def values(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the script finds: each input, and the default or None for one that was not given."""
         properties = mapping(self.inputs.get("properties"))
-        absent = {name: mapping(part).get("default") for name, part in properties.items()}
-        return {**absent, **args}
+        return {**{name: mapping(part).get("default") for name, part in properties.items()}, **args}
 
 
 def saved_script(
@@ -188,7 +187,7 @@ def inputs_schema(name: str, inputs: object) -> Mapping[str, Any]:
 
 def _saved_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as JSON: sets as sorted lists."""
-    known = with_options(ToolOptions(), options)
+    known = ToolOptions().changed(options)
     if wrong := sorted(options.keys() & _UNSAVED):
         raise RegistrationError(f"script {name!r}: a saved script cannot have the option {', '.join(wrong)}")
     plain = dict[str, Any]()
@@ -414,7 +413,6 @@ def _read(path: Path, limit: int, shown: str) -> bytes:
 
 
 MAX_CHANGES: Final = 50
-_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _ABOUT: Final = frozenset({"description", "title", "examples", "$comment", "default", "deprecated", "$schema"})
 
 
@@ -470,12 +468,11 @@ def _remaining_keywords(schema: Mapping[str, Any]) -> Any:
     return _meaning({name: part for name, part in schema.items() if name not in ("properties", "required")})
 
 
-def _meaning(schema: Any, is_by_name: bool = False) -> Any:
-    """Return a schema without what is only said about it. `is_by_name`: the keys are names, not keywords."""
-    if isinstance(schema, Mapping):
-        kept = {name: part for name, part in schema.items() if is_by_name or name not in _ABOUT}
-        return {name: _meaning(part, name in _BY_NAME and not is_by_name) for name, part in kept.items()}
-    return [_meaning(each) for each in schema] if isinstance(schema, list) else schema
+def _meaning(schema: Any) -> Any:
+    """Return a schema without what is only said about it."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return with_parts({name: part for name, part in schema.items() if name not in _ABOUT}, _meaning)
 
 
 def _kind(schema: Any) -> str:
@@ -503,7 +500,7 @@ def save_version(
         RegistrationError: another tool has the name, or there are too many versions.
         UsageError: the folder cannot be read or written.
     """
-    compile_tool(target.spec(script))
+    target.spec(script).compile()
     _check_free(script.name, state)
     script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
     sources = [tool.spec.source for tool in state.tools.values()]
@@ -571,7 +568,7 @@ def _tools_of_versions(
     """
     made = []
     for number, script in sorted(versions.items()):
-        tool = compile_tool(target.spec(script), coercion=state.settings.coercion, extras=state.settings.extras)
+        tool = target.spec(script).compile(coercion=state.settings.coercion, extras=state.settings.extras)
         if number != max(versions):
             tool = tool.renamed(f"{script.name}_v{number}")  # rules about the name hold for it too
             known = state.tools.get(tool.name)
@@ -587,7 +584,7 @@ class ScriptTarget:
 
     def __init__(self, runtime: CodeRuntime | None, tools: CallableTools | None) -> None:
         if runtime is not None:
-            check_code_runtime(runtime, "a saved script")
+            CodeTool(runtime).check("a saved script")
         if not (tools is None or hasattr(tools, "snapshot")):
             raise UsageError(
                 f"tools= takes a ToolRegistry, not {type(tools).__name__}; some tools are registry.subset(...)"

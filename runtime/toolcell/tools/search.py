@@ -20,7 +20,6 @@ from toolcell.support.checks import check_count, check_kind, did_you_mean
 from toolcell.support.embeddings import EmbeddingProvider, embed_texts, nearest
 from toolcell.support.log import logger_of
 from toolcell.support.vocabulary import fused_ranks, query_words, words
-from toolcell.tools.adapters import with_options
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 from toolcell.tools.stubs import DETAILS, Recent, tools_text
@@ -56,12 +55,23 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
+def _names_of(definition: ToolDefinition) -> tuple[str, str]:
+    return definition.name, provider_name(definition.name)
+
+
 class ToolIndex:
     """The words of some tools. Makes no copy of their definitions, and never changes."""
 
     def __init__(self, definitions: Sequence[ToolDefinition]) -> None:
         self.definitions = tuple(definitions)
-        self._texts = [_indexed_words(each) for each in self.definitions]
+        self._texts = [
+            [
+                *words_of(each.name) * NAME_WEIGHT,
+                *words_of(each.description[:MAX_FIELD_CHARS]) * DESCRIPTION_WEIGHT,
+                *words_of(_parameter_texts(each)) * PARAMETERS_WEIGHT,
+            ]
+            for each in self.definitions
+        ]
         self._scores: Callable[[list[str]], Sequence[float]] = _scorer(self._texts)
         self._known = [frozenset(text) for text in self._texts]
         self._exact = {key.casefold(): at for at, each in enumerate(self.definitions) for key in _names_of(each)}
@@ -84,16 +94,11 @@ class ToolIndex:
             EmbeddingError: there are no vectors, or none that can be used.
         """
         if self._vectors is None or self._vectors[0] is not provider:
-            texts = [_embedded_text(each) for each in self.definitions]
-            self._vectors = provider, await embed_texts(provider, texts)
+            self._vectors = provider, await embed_texts(provider, [_embedded_text(each) for each in self.definitions])
         vectors = self._vectors[1]
         (wanted,) = await embed_texts(provider, [query])
         near = [at for at, score in nearest(wanted, vectors) if score > 0]
         return list(fused_ranks((self.ranked(query), 1), (near, 1)))
-
-
-def _names_of(definition: ToolDefinition) -> tuple[str, str]:
-    return definition.name, provider_name(definition.name)
 
 
 def _parameter_texts(definition: ToolDefinition) -> str:
@@ -103,14 +108,6 @@ def _parameter_texts(definition: ToolDefinition) -> str:
         described = schema.get("description") if isinstance(schema, dict) else None
         parts += [name, described] if isinstance(described, str) else [name]
     return " ".join(parts)[:MAX_FIELD_CHARS]
-
-
-def _indexed_words(definition: ToolDefinition) -> list[str]:
-    return [
-        *words_of(definition.name) * NAME_WEIGHT,
-        *words_of(definition.description[:MAX_FIELD_CHARS]) * DESCRIPTION_WEIGHT,
-        *words_of(_parameter_texts(definition)) * PARAMETERS_WEIGHT,
-    ]
 
 
 def _embedded_text(definition: ToolDefinition) -> str:
@@ -155,14 +152,14 @@ async def find_by_meaning(
     check_query(query, limit)
     if len(definitions) > SMALL:
         await daemon_threads.run_sync(index_of, definitions)  # it is found again below
-    if provider is None or not definitions:
-        return find(definitions, query, limit)
-    try:
-        ranked = await index_of(definitions).ranked_by_meaning(query, provider)
-    except Exception as exc:  # a provider may be anybody's code, and a search goes on without it
-        logger.warning("search_tools: the embedding provider failed (%s: %s); words decide", type(exc).__name__, exc)
-        return find(definitions, query, limit)
-    return [definitions[at] for at in ranked[:limit]]
+    if provider is not None and definitions:
+        try:
+            ranked = await index_of(definitions).ranked_by_meaning(query, provider)
+            return [definitions[at] for at in ranked[:limit]]
+        except Exception as exc:  # a provider may be anybody's code, and a search goes on without it
+            failed = type(exc).__name__
+            logger.warning("search_tools: the embedding provider failed (%s: %s); words decide", failed, exc)
+    return find(definitions, query, limit)
 
 
 def check_query(query: object, limit: object) -> None:
@@ -261,7 +258,7 @@ def search_spec(options: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(
         definition=ToolDefinition(SEARCH_TOOL, SEARCH_TEXT, SEARCH_SCHEMA),
         invoke=_search,
-        options=with_options(known, options),
+        options=known.changed(options),
         source=SEARCH_TOOL,
         args_prefix=f"invalid {SEARCH_TOOL} args: ",
         describe=_describe,

@@ -1,33 +1,57 @@
 """A tool as the registry stores it: definition, options, compiled checks and one way of invoking it; and all that a
 registry knows at one moment.
 
-`adapters` turns every way of writing a tool into a `ToolSpec`; nothing past this point knows how it was written.
+`adapters` turns objects and records into a `ToolSpec`; nothing past this point knows how a tool was written.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
-from typing import Any, Final, NamedTuple, final, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, final, get_args
 
 from toolcell.calls.arguments import ArgumentChecker, ArgumentError, Prepare
 from toolcell.calls.call import NO_FEATURES, Call, Feature, Features, Hook, RunContext
-from toolcell.calls.concurrency import ToolIdentity
+from toolcell.calls.concurrency import ToolIdentity, run_in_thread
 from toolcell.calls.context import ToolContext
 from toolcell.calls.definition import MAX_NAME_CHARS, TakenNames, ToolDefinition, check_definition
-from toolcell.calls.options import CallPolicy, Coercion, Extras, Origin, ToolOptions
+from toolcell.calls.options import (
+    DEFAULT_TOOL_OPTIONS,
+    CallPolicy,
+    Coercion,
+    Extras,
+    Origin,
+    ToolOptions,
+    refused_arguments,
+)
 from toolcell.calls.result import ErrorCode, Status, ToolResult
-from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, ValueProblem
+from toolcell.calls.values import MAX_LISTED_ERRORS, MAX_MESSAGE_CHARS, MAX_PROBLEMS, MAX_STEP_CHARS, ValueProblem
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.flows import flow_of
-from toolcell.support.checks import check_count, check_does, check_kind, check_one_of, check_seconds, suggestion
+from toolcell.support.checks import (
+    brief,
+    check_count,
+    check_does,
+    check_kind,
+    check_one_of,
+    check_seconds,
+    is_async,
+    suggestion,
+)
 from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen
 
+if TYPE_CHECKING:
+    from toolcell.calls.type_schema import Signature
+
+Bind = Callable[[ToolContext], Callable[[], Any]]
+"""Puts together what a function is given in one call."""
 Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any]], Any]
 Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
@@ -67,6 +91,167 @@ class ToolSpec:
     """A stranger wrote its schemas: they are compiled, and values checked against them, where that can be killed."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
+
+    def compile(self, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
+        """Check a tool and compile what its calls will need.
+
+        Raises:
+            RegistrationError: its definition is wrong.
+        """
+        check_definition(self.definition)
+        options = self.options
+        if options.orchestrates and options.exclusive_group is not None:
+            raise RegistrationError(
+                f"tool {self.definition.name!r}: a tool that runs others cannot hold an exclusive group while it waits"
+            )
+        checked = self.definition
+        if self.checked_schema is not None:
+            checked = ToolDefinition(checked.name, checked.description, self.checked_schema)
+        checker = ArgumentChecker(
+            checked,
+            options.coercion or coercion,
+            options.extras or extras,
+            validate=options.validate,
+            is_foreign=self.is_foreign,
+            makes_bytes=self.decode is not None,
+        )
+        return RegisteredTool(self, checker, (self.definition.name,), ToolIdentity())
+
+    @classmethod
+    def of_function(
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        prepare: Prepare | None = None,
+        options: ToolOptions | None = None,
+    ) -> ToolSpec:
+        """Return the spec of a plain function: its name, docstring and signature are the definition."""
+        check_function(name or str(getattr(function, "__name__", "")), function)
+        from toolcell.calls.type_schema import read_docstring, read_signature
+
+        prose, described = read_docstring(function)
+        signature = read_signature(function, ToolContext, ToolResult, described)
+        chosen = name or str(getattr(function, "__name__", type(function).__name__))
+        definition = ToolDefinition(chosen, description or prose, signature.parameters)
+        known = options or DEFAULT_TOOL_OPTIONS
+        if known.returns is None and signature.returns is not None:
+            known = replace(known, returns=signature.returns)
+        return cls(
+            definition=definition,
+            invoke=keyword_invoke(function, signature.context_parameter, known.blocking),
+            options=known,
+            source=function,
+            prepare=prepare,
+            decode=_decoder(signature),
+            requires_result=signature.wants_result,
+        )
+
+    @classmethod
+    def positional(
+        cls, definition: ToolDefinition, function: Callable[..., Any] | None, options: ToolOptions, source: Any = None
+    ) -> ToolSpec:
+        """Return the spec of a function that takes all arguments as one dict."""
+        if function is None:
+            return cls(definition=definition, invoke=None, options=options, source=source)
+        check_function(definition.name, function, "args")
+        called = function
+        return cls.bound(
+            lambda context: functools.partial(called, context.call.given),
+            function,
+            0,
+            definition=definition,
+            options=options,
+            source=source or function,
+        )
+
+    @classmethod
+    def reverting(cls, tool: str, options: ToolOptions, args: dict[str, Any], value: Any) -> ToolSpec:
+        """Return the tool that undoes one call of another one, with the arguments and the result of the call."""
+        revert = options.revert
+        assert revert is not None
+        schema = {"type": "object", "properties": {"args": {"type": "object"}}}
+        definition = ToolDefinition(f"revert_{tool}"[:MAX_NAME_CHARS], f"Undo a call of {tool}.", schema)
+        own = ToolOptions(timeout_s=options.timeout_s, expose_errors=True)
+        if not is_async(revert):
+            return cls.positional(definition, lambda _args: revert(args, value), own)
+
+        async def undo(_args: Any) -> Any:
+            return await revert(args, value)
+
+        return cls.positional(definition, undo, own)
+
+    @classmethod
+    def bound(cls, bind: Bind, function: Callable[..., Any], parameter: int | str, **fields: Any) -> ToolSpec:
+        """Return the spec of a function with one parameter for all arguments: a dict, or the record it declares."""
+        from toolcell.calls.type_schema import converter, record_in
+
+        record = record_in(function, parameter)
+        decode = None if record is None else converter(record)
+        return cls(invoke=_threaded(bind, function, fields["options"].blocking), decode=decode, **fields)
+
+
+# How a function is called
+
+
+def check_function(name: str, function: object, *takes: str) -> None:
+    """Refuse what could never answer a call.
+
+    Raises:
+        RegistrationError: it is not a function, it is a generator, or it cannot be called with the arguments `takes`.
+    """
+    if isinstance(function, str) and not takes:
+        raise RegistrationError(f"a tool is a function, not {function!r}; write @registry.tool(name={function!r})")
+    if isinstance(function, type) or not callable(function):
+        raise RegistrationError(f"tool {name!r}: a tool is a function, not {brief(function)}")
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise RegistrationError(
+                f"tool {name!r} is a generator, and a tool returns one value; return a list, and report with "
+                "ctx.update(...) meanwhile"
+            )
+    if takes and (why := refused_arguments(function, *takes)):
+        must = f"it must take ({', '.join(takes)}), not {inspect.signature(function)}"
+        raise RegistrationError(f"tool {name!r}: {must}: {why}")
+
+
+def _decoder(signature: Signature) -> Decode | None:
+    converters = tuple(signature.converters.items())
+    if not converters and not signature.defaults:
+        return None
+
+    def decode(args: dict[str, Any]) -> dict[str, Any]:
+        made = dict(args)
+        for name, convert in converters:
+            if name in made:
+                try:
+                    made[name] = convert(made[name])
+                except ValueError as exc:
+                    exc.add_note(name)  # its path begins there
+                    raise
+        return {**signature.defaults, **made}
+
+    return decode
+
+
+def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
+    """Return how a function is called with a call's arguments by name."""
+    if context_parameter is None and (is_async(function) or not blocking):
+        return lambda context: function(**context.call.named)
+
+    def bind(context: ToolContext) -> Callable[[], Any]:
+        own = {} if context_parameter is None else {context_parameter: context.for_any_thread()}
+        return functools.partial(function, **context.call.named, **own)
+
+    return _threaded(bind, function, blocking)
+
+
+def _threaded(bind: Bind, function: Callable[..., Any], blocking: bool) -> Invoke:
+    """Move a synchronous function off the event loop. What it is given is put together before."""
+    if is_async(function) or not blocking:
+        return lambda context: bind(context)()
+    return lambda context: run_in_thread(bind(context.for_any_thread()), context.call.give_up)
 
 
 @final
@@ -119,6 +304,16 @@ class RegisteredTool:
             # pydantic's errors take many times the memory of what was sent: they are not kept.
             cause = None if isinstance(exc, ValidationError) else exc
             raise ArgumentError(f'validation failed for tool "{self.name}":\n  - {_refusal(exc)}') from cause
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # `GeneratorExit` and cancellations too: nothing is awaited here
+            raise RuntimeError(f"a type of its own raised {type(exc).__name__}") from exc
+
+    def preview(self) -> RegisteredTool:
+        """Return the tool that shows, in place of this one, what a call of it would do."""
+        assert self.options.preview is not None
+        spec = replace(self.spec, invoke=keyword_invoke(self.options.preview, None, self.options.blocking))
+        return RegisteredTool(spec, self.checker, self.aliases, self.identity)
 
     def renamed(self, name: str) -> RegisteredTool:
         """Return the same tool under another name; rules about the old name still hold."""
@@ -146,31 +341,44 @@ class RegisteredTool:
         return plain
 
 
-MAX_LISTED_ERRORS = 1000
-"""Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
-bytes."""
-
-
 def _refusal(exc: ValueError | TypeError | RecursionError) -> str:
     """Say what a tool's own Python types found wrong with arguments that fit its schema."""
     from pydantic import ValidationError
 
+    above = getattr(exc, "__notes__", ())
     if not isinstance(exc, ValidationError):
-        return str(exc)[:MAX_MESSAGE_CHARS]
+        return ": ".join((*above, str(exc)))[:MAX_MESSAGE_CHARS]
     if (count := exc.error_count()) > MAX_LISTED_ERRORS:
         return f"{count} validation errors for {exc.title[:MAX_STEP_CHARS]}"
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
-    above = getattr(exc, "__notes__", ())
-    named = [str(ValueProblem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
+    named = [
+        str(ValueProblem((*above, *map(_type_name, error["loc"])), error["msg"][:MAX_MESSAGE_CHARS]))
+        for error in errors
+    ]
     if count > MAX_PROBLEMS:
         named.append("and more problems")
     return "\n  - ".join(named)
 
 
+_FUNCTION = re.compile(r"function-(?:before|after)\[[^\[\]()]*\(\), |[\[\]]")
+
+
+def _type_name(step: str | int) -> str | int:
+    """Return a step of pydantic's, which names members of a union by their types, without the functions around them."""
+    if isinstance(step, int):
+        return step
+    ends = list[str]()
+
+    def bare(found: re.Match[str]) -> str:
+        if found[0] == "]":
+            return ends.pop() if ends else "]"
+        ends.append("]" if found[0] == "[" else "")
+        return found[0] if found[0] == "[" else ""
+
+    return _FUNCTION.sub(bare, step)
+
+
 # What the options of a tool add to its calls: the need of approval, and the labels of what it reads and sends
-
-
-NEEDS_APPROVAL: Final = "needs approval"
 
 
 class _Approval(Feature):
@@ -178,7 +386,7 @@ class _Approval(Feature):
 
     def permit(self, call: Call, /) -> None:
         """Note that somebody has to approve the call."""
-        call.approval_reason = NEEDS_APPROVAL
+        call.approval_reason = call.NEEDS_APPROVAL
 
 
 class _Labels(Feature):
@@ -195,7 +403,7 @@ class _Labels(Feature):
                 message = f'tool "{call.name}" is not permitted: {reason}'
                 return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
             case "ask", reason:
-                call.approval_reason = f"{NEEDS_APPROVAL}: {reason}"
+                call.approval_reason = f"{call.NEEDS_APPROVAL}: {reason}"
         return None
 
     def admitted(self, call: Call, /) -> None:
@@ -208,41 +416,13 @@ class _Labels(Feature):
             call.run.state.labels.add(reads)
 
 
-_OF_APPROVAL, _OF_LABELS = Features([_Approval()]), Features([_Labels()])
-_OF_BOTH = Features([*_OF_APPROVAL, *_OF_LABELS])
+_APPROVAL, _LABELS = _Approval(), _Labels()
 
 
 def features_of(options: ToolOptions) -> Features:
     """Return what these options add to calls."""
-    if options.reads or options.sends:
-        return _OF_BOTH if options.requires_approval else _OF_LABELS
-    return _OF_APPROVAL if options.requires_approval else NO_FEATURES
-
-
-def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
-    """Check a tool and compile what its calls will need.
-
-    Raises:
-        RegistrationError: its definition is wrong.
-    """
-    check_definition(spec.definition)
-    options = spec.options
-    if options.orchestrates and options.exclusive_group is not None:
-        raise RegistrationError(
-            f"tool {spec.definition.name!r}: a tool that runs others cannot hold an exclusive group while it waits"
-        )
-    checked = spec.definition
-    if spec.checked_schema is not None:
-        checked = ToolDefinition(checked.name, checked.description, spec.checked_schema)
-    checker = ArgumentChecker(
-        checked,
-        options.coercion or coercion,
-        options.extras or extras,
-        validate=options.validate,
-        is_foreign=spec.is_foreign,
-        makes_bytes=spec.decode is not None,
-    )
-    return RegisteredTool(spec, checker, (spec.definition.name,), ToolIdentity())
+    asks, labels = options.requires_approval, options.reads or options.sends
+    return Features([*([_APPROVAL] if asks else ()), *([_LABELS] if labels else ())])
 
 
 # What a registry knows at one moment
@@ -379,8 +559,7 @@ class RegistryState:
         definition, describe = tool.definition, tool.spec.describe
         if describe is None:
             return definition
-        text = describe(lambda origin: self.visible(origin, policies))
-        return _described(tool.name, text, definition._checked_json)
+        return _described(tool.name, describe(lambda origin: self.visible(origin, policies)), definition.checked_json)
 
 
 @functools.lru_cache(maxsize=64)

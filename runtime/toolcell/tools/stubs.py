@@ -144,8 +144,7 @@ class StubTypes:
     def _record(self, schema: Mapping[str, Any], prefix: str, hint: str, root: Any, depth: int) -> str:
         properties = mapping(schema.get("properties"))
         if not properties:
-            extra = schema.get("additionalProperties")
-            return f"dict[str, {self.annotation(extra, prefix, hint, root, depth + 1)}]"
+            return f"dict[str, {self.annotation(schema.get('additionalProperties'), prefix, hint, root, depth + 1)}]"
         if not self._has_classes or not all(map(is_identifier, properties)):
             return "dict[str, Any]"
         own = {key: value for key, value in schema.items() if key not in _ABOUT}
@@ -181,9 +180,7 @@ def _literal(options: list[Any], is_open: bool = False) -> str:
 def union(annotations: Iterable[str]) -> str:
     """Return one annotation for any of several. None goes last, as people write it."""
     distinct = [*dict.fromkeys(annotations)]
-    if "Any" in distinct:
-        return "Any"
-    return " | ".join(sorted(distinct, key=lambda text: text == "None"))
+    return "Any" if "Any" in distinct else " | ".join(sorted(distinct, key=lambda text: text == "None"))
 
 
 def default_text(default: Any, annotation: str) -> str:
@@ -399,8 +396,6 @@ Detail = Literal["names", "signatures", "full"]
 """`names`; `signatures`, each on a line with the first line of its description; `full`, stubs with docstrings."""
 
 DETAILS: Final = get_args(Detail)
-SHOWN_CHARS: Final = 32_000
-"""Most characters of tools that a model is shown before it asks: about 8,000 tokens."""
 MAX_SIGNATURE_CHARS: Final = 400
 MAX_SUMMARY_CHARS: Final = 120
 MAX_TEXT_CHARS: Final = 200_000

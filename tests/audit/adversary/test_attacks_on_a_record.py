@@ -327,6 +327,8 @@ def test_heads_that_were_handed_elsewhere_contradict_a_record_that_was_put_back_
     forged = [Head(*(getattr(heads[0], name) for name in Head.__slots__[:-1]), bytes(32))]
     shutil.copy(older, ledger.path)
     assert kinds(ledger, heads=forged) == {BAD_HEAD}
+    far = Head.sign(heads[0].log, heads[0].chain, 2**63, bytes(32), 1, "time", ledger.key)
+    assert kinds(ledger, heads=[far]) == {CUT_OFF}
 
 
 def test_a_record_that_was_rolled_back_stays_found_whoever_goes_on_with_it(ledger: Ledger, tmp_path: Path) -> None:

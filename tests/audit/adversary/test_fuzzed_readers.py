@@ -26,7 +26,7 @@ from toolcell.audit.replay_diff import Comparison
 from toolcell.audit.retention import removals
 from toolcell.audit.run_diff import RunChange
 from toolcell.audit.sinks import AuditEvent
-from toolcell.control.replays import AnsweringTools, recorded_result, runtime_options
+from toolcell.control.replays import AnsweringTools, recorded_result
 from toolcell.errors import ToolcellError
 from toolcell.results import ExecutionResult, Outcome
 
@@ -65,7 +65,7 @@ def replay_parts(run: RecordedRun) -> None:
         Comparison(run).call(call, "search", {"query": "x"})
     if run.end:
         Comparison(run).end(ExecutionResult("id", Outcome.OK, 1, True))
-    runtime_options(run)
+    run.runtime_options()
 
 
 def mutations(data: bytes, dice: random.Random) -> bytes:

@@ -25,7 +25,6 @@ from toolcell.audit.receipt import check, export, read
 from toolcell.audit.signatures import Head
 from toolcell.audit.store import EVENT_COLUMNS
 from toolcell.cli import audit_terminal
-from toolcell.control.replays import runtime_options
 from toolcell.errors import AuditError, ToolcellError
 from toolcell.service.viewer.figures import run_figures
 from toolcell.support import packing
@@ -78,11 +77,20 @@ class Forger:
 
 
 def poison(forger: Forger, kind: str) -> None:
-    """Add an event for each field of a kind and each hostile value, each in a run of its own."""
+    """Add an event for each field of a kind and each hostile value, each in a run of its own; of those that are refused
+    alike, when they are decoded, one for each field.
+    """
     for index in range(len(EXAMPLES[kind])):
+        refused = False
         for value in HOSTILE:
             fields = list(EXAMPLES[kind])
             fields[index] = value
+            try:
+                records.fields_of(kind, packed(tuple(fields)))
+            except ValueError:
+                if refused:
+                    continue
+                refused = True
             run = 0
             if kind in (records.CALL_STARTED, records.CALL_ENDED, records.RUN_ENDED):
                 run = forger.add(records.RUN_STARTED, packed(EXAMPLES[records.RUN_STARTED]))
@@ -108,7 +116,7 @@ def read_everything(ledger: Ledger) -> int:
             json.dumps(run.to_dict())
             audit_terminal.show_run(run, console, summary.trust)
             try:
-                runtime_options(run)
+                run.runtime_options()
             except ToolcellError:
                 pass
         for summary in runs[:3]:

@@ -767,3 +767,7 @@ LIBRARIES: Final = {
 }
 PACKAGES: Final = {"pandas": ["numpy", "pandas"], "urllib3": ["urllib3"], "async httpx": ["httpx"]}
 """What a sandbox needs for them, where that is not called as the library is."""
+ALL_PACKAGES: Final = sorted(
+    {each for name in LIBRARIES for each in PACKAGES.get(name, [name])} - {"urllib", "http.client"}
+)
+"""One environment for all tests of libraries."""

@@ -24,7 +24,7 @@ from toolcell import PoolConfig, SyncRuntime
 from toolcell.egress import Allow, Egress, connector
 
 from .http_server import serving
-from .library_uses import DRIVER
+from .library_uses import ALL_PACKAGES, DRIVER
 
 pytestmark = pytest.mark.isolation
 
@@ -164,8 +164,7 @@ def test_certificates_fail_in_each_library_as_they_do_outside(given: dict[str, A
     ran = subprocess.run(
         [sys.executable, "-c", OUTSIDE], input=json.dumps(values), capture_output=True, text=True, check=True, env=env
     )
-    packages = ["requests", "urllib3", "httpx", "aiohttp"]
-    with SyncRuntime(packages=packages, egress=egress, pool=PoolConfig(warm=0)) as runtime:
+    with SyncRuntime(packages=ALL_PACKAGES, egress=egress, pool=PoolConfig(warm=0)) as runtime:
         result = runtime.execute_code(f"{DRIVER}\nset_result(json.dumps(answers))", inputs=values)
 
     assert isinstance(result.value, str), result.error

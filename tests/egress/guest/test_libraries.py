@@ -15,11 +15,10 @@ from toolcell import Limits, PoolConfig, SyncRuntime
 from toolcell.egress import Allow, Egress
 
 from .http_server import Server, serving
-from .library_uses import DRIVER, LIBRARIES, PACKAGES
+from .library_uses import ALL_PACKAGES, DRIVER, LIBRARIES
 
 pytestmark = pytest.mark.isolation
 
-STANDARD = {"urllib", "http.client"}
 OUTSIDE = f"import json, sys\nglobals().update(json.load(sys.stdin))\n{DRIVER}\nprint(json.dumps(answers))"
 
 
@@ -42,9 +41,8 @@ def runtime(server: Server, closed_port: int) -> Iterator[SyncRuntime]:
     egress = Egress(
         Allow("http://127.0.0.1", ports=[server.server_port, closed_port], methods=["*"], headers=["X-Test"])
     )
-    packages = sorted({each for library in LIBRARIES for each in PACKAGES.get(library, [library])} - STANDARD)
     limits = Limits(wall_s=30, processes=64)
-    with SyncRuntime(packages=packages, limits=limits, egress=egress, pool=PoolConfig(warm=0)) as runtime:
+    with SyncRuntime(packages=ALL_PACKAGES, limits=limits, egress=egress, pool=PoolConfig(warm=0)) as runtime:
         yield runtime
 
 

@@ -12,13 +12,13 @@ from toolcell import Limits, PoolConfig, SyncRuntime, ToolRegistry
 from toolcell.egress import Allow, Egress
 
 from .http_server import Server, serving
+from .library_uses import ALL_PACKAGES
 
 pytestmark = pytest.mark.isolation
 
 MIB = 1024 * 1024
-LONG = 100 * MIB
-OF_HTTPX = 40 * MIB
-"""Enough to tell, in fewer seconds."""
+LONG = 32 * MIB
+"""A sandbox that held it whole would be found out."""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,7 @@ def server() -> Iterator[Server]:
 def runtime(server: Server) -> Iterator[SyncRuntime]:
     egress = Egress(Allow("http://127.0.0.1", ports=[server.server_port], methods=["*"]))
     limits = Limits(wall_s=60, processes=64, egress_bytes=8 * LONG)
-    packages = ["aiohttp", "httpx", "requests"]
-    with SyncRuntime(packages=packages, egress=egress, limits=limits, pool=PoolConfig(warm=0)) as runtime:
+    with SyncRuntime(packages=ALL_PACKAGES, egress=egress, limits=limits, pool=PoolConfig(warm=0)) as runtime:
         yield runtime
 
 
@@ -59,7 +58,7 @@ set_result([name for name in ("http.client", "ssl", "urllib.request") if name in
 def test_a_library_that_was_imported_before_the_script_sends_as_well(server: Server) -> None:
     egress = Egress(Allow("http://127.0.0.1", ports=[server.server_port]))
     script = "set_result([requests.get(BASE + '/chunked').text, __import__('sys').modules['httpx'].get(BASE + '/json').json()['figs']])"
-    with SyncRuntime(packages=["httpx", "requests"], preload=["requests", "httpx"], egress=egress) as runtime:
+    with SyncRuntime(packages=ALL_PACKAGES, preload=["requests", "httpx"], egress=egress) as runtime:
         result = runtime.execute_code(f"import requests\n{script}", inputs={"BASE": server.url})
 
     assert result.value == ["first piece, second piece, last piece", 3], result.error
@@ -193,7 +192,7 @@ def test_a_draft_that_has_ended_sends_nothing_more(server: Server) -> None:
         return text
 
     egress = Egress(Allow("http://127.0.0.1", ports=[server.server_port]))
-    with SyncRuntime(registry, packages=["aiohttp"], egress=egress) as runtime:
+    with SyncRuntime(registry, packages=ALL_PACKAGES, egress=egress) as runtime:
         draft = runtime.execute_code(
             f"{GET}\ntry:\n    len(tools.save('a'))\nfinally:\n    asyncio.run(get(BASE + '/plain'))",
             inputs={"BASE": server.url},
@@ -299,7 +298,7 @@ return asyncio.run(main())
 
 @pytest.mark.slow
 @each_row("library", DOWN_AND_UP)
-def test_100_mb_down_and_up_are_never_held_in_the_sandbox(runtime: SyncRuntime, server: Server, library: str) -> None:
+def test_a_long_body_is_never_held_in_the_sandbox(runtime: SyncRuntime, server: Server, library: str) -> None:
     body = "".join(f"    {line}\n" for line in DOWN_AND_UP[library].strip().splitlines())
     source = f"""
 import asyncio, json, resource, urllib.request
@@ -322,12 +321,11 @@ before = peak()
 sizes = use()
 set_result([sizes, peak() - before])
 """
-    size = OF_HTTPX if "httpx" in library else LONG
-    given = {"DOWN": f"{server.url}/large?bytes={size}", "UP": f"{server.url}/echo", "SIZE": size}
+    given = {"DOWN": f"{server.url}/large?bytes={LONG}", "UP": f"{server.url}/echo", "SIZE": LONG}
 
     result = runtime.execute_code(source, inputs=given)
 
     assert isinstance(result.value, list), result.error
     sizes, taken = result.value
-    assert sizes == [size, size]
+    assert sizes == [LONG, LONG]
     assert taken < 24 * MIB

@@ -147,7 +147,9 @@ class HttpConnection:
                     self._stage = _Stage.CHUNK_END if self._is_chunked else _Stage.COMPLETE
                 return True
             case _Stage.ANSWERED:
-                self._begin_request()
+                self._stage, self._upload = _Stage.HEAD, None
+                self._answer.clear()
+                self._body.clear()
                 return True
             case _Stage.COMPLETE:
                 raise EgressFailed(Cause.BROKEN, ONLY_HTTP + "the request before has no answer yet")
@@ -155,11 +157,6 @@ class HttpConnection:
         if line is not None:
             self._take_framing(line)
         return line is not None
-
-    def _begin_request(self) -> None:
-        self._stage, self._upload = _Stage.HEAD, None
-        self._answer.clear()
-        self._body.clear()
 
     def _take_line(self) -> bytes | None:
         end = self._written.find(b"\r\n")

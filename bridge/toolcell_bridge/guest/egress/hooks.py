@@ -207,8 +207,7 @@ def _change_aiohttp(connector: ModuleType) -> None:
             raise translate(NO_PROXY)
         protocol = self._factory()
         scheme = "https" if request.is_ssl() else "http"
-        peer = (request.host, request.port)
-        protocol.connection_made(AiohttpTransport(_calls(), peer, scheme, protocol, fail))
+        protocol.connection_made(AiohttpTransport(_calls(), (request.host, request.port), scheme, protocol, fail))
         return protocol
 
     connector.__dict__["TCPConnector"]._create_connection = create_connection

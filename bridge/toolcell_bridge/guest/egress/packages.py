@@ -81,7 +81,6 @@ def _received(name: str) -> Steps[list[bytes]]:
 
 
 def _contents(answer: dict[str, Any]) -> Steps[list[bytes]]:
-    """Receive the wheels of an answer."""
     wheels = []
     for wheel in answer["wheels"]:
         content = bytearray()

@@ -6,7 +6,7 @@ Translates messages and answers. The loop retries, so the SDK's own retries are 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from toolcell.agents.providers.provider import (
@@ -43,10 +43,7 @@ class AnthropicProvider(SdkProvider):
 
     package = "anthropic"
     client_class = "AsyncAnthropic"
-
-    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
-        method: Callable[..., Awaitable[Any]] = client.messages.create
-        return method
+    create_method = "messages.create"
 
     def request(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]

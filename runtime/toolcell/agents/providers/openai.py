@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -44,11 +44,8 @@ class OpenAIProvider(SdkProvider):
 
     package = "openai"
     client_class = "AsyncOpenAI"
+    create_method = "chat.completions.create"
     stream_options: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
-
-    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
-        method: Callable[..., Awaitable[Any]] = client.chat.completions.create
-        return method
 
     def request(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]

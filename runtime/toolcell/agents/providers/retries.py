@@ -91,15 +91,18 @@ def as_provider_error(exc: Exception) -> ProviderError:
         return exc
     status = getattr(exc, "status_code", None)
     headers: Mapping[str, str] = getattr(getattr(exc, "response", None), "headers", None) or {}
-    body = getattr(exc, "body", None)
-    reported = _error_in(body)
+    reported = _error_in(getattr(exc, "body", None))
     is_transient = _is_transient(reported)
     words = reported.get("message", reported) if isinstance(reported, Mapping) else reported
     said = f"{exc}: {str(words)[:500]}" if words and str(words) not in str(exc) else str(exc)
     if isinstance(status, int):
-        is_passing = (status in TRANSIENT_STATUSES and not _is_used_up(reported)) or (status < 400 and is_transient)
-        asked = headers.get("x-should-retry", "").lower()
-        is_retryable = {"true": True, "false": False}.get(asked, is_passing)
+        # The 429 of an account without credit: asking again does not help.
+        is_used_up = isinstance(reported, Mapping) and "insufficient_quota" in (
+            reported.get("code"),
+            reported.get("type"),
+        )
+        is_passing = (status in TRANSIENT_STATUSES and not is_used_up) or (status < 400 and is_transient)
+        is_retryable = {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower(), is_passing)
         wait_s = _retry_after_s(headers)
         wait_s = _retry_delay_s(reported) if wait_s is None else wait_s
         return ProviderError(said, status=status, retryable=is_retryable, retry_after_s=wait_s)
@@ -113,11 +116,6 @@ def as_provider_error(exc: Exception) -> ProviderError:
         retryable=is_connection or is_transient,
         retry_after_s=_retry_delay_s(reported),
     )
-
-
-def _is_used_up(error: Any) -> bool:
-    """True for the 429 of an account without credit: asking again does not help."""
-    return isinstance(error, Mapping) and "insufficient_quota" in (error.get("code"), error.get("type"))
 
 
 def _host_of(exc: Exception) -> str:

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 from toolcell.agents.providers.provider import (
@@ -29,6 +30,8 @@ class SdkProvider(ABC):
     package: ClassVar[str]
     """Name of the package of the SDK, which is also the name of toolcell's extra."""
     client_class: ClassVar[str]
+    create_method: ClassVar[str]
+    """The client's method that sends a request, by its path."""
     stream_options: ClassVar[Mapping[str, Any]] = {"stream": True}
     """What a request has besides when its answer is to be streamed."""
 
@@ -62,12 +65,8 @@ class SdkProvider(ABC):
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         if not model:
             raise Misconfigured(f"{type(self).__name__} needs the name of a model: write Agent(provider, model=...)")
-        create = self.create_method(self._client)
+        create = attrgetter(self.create_method)(self._client)
         return create, self.request(messages, tools, model, known_options(create, options))
-
-    @abstractmethod
-    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
-        """Return the client's method that sends a request."""
 
     @abstractmethod
     def request(

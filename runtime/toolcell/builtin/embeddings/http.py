@@ -13,12 +13,12 @@ from typing import Any, Final
 import anyio
 
 from toolcell.builtin.stores.records import MAX_DIMENSIONS
+from toolcell.calls.run_state import Secrets
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.support.checks import check_count, check_kind, check_seconds
 from toolcell.support.embeddings import checked_vectors
 from toolcell.support.lazy import needed
 from toolcell.support.text import one_line
-from toolcell.tools import Secrets
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed."""
@@ -72,7 +72,6 @@ class HttpEmbeddings:
         return self._dimensions
 
     def name(self) -> str:
-        """The model's name."""
         return self._model
 
     async def embed(self, texts: list[str]) -> list[list[float]]:

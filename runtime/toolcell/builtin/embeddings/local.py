@@ -37,7 +37,6 @@ class LocalEmbeddings:
         return int(self._model.dim)
 
     def name(self) -> str:
-        """Name of the model's directory."""
         return f"model2vec-{self._path.resolve().name}"
 
     async def embed(self, texts: list[str]) -> list[list[float]]:

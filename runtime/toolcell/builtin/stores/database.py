@@ -21,7 +21,6 @@ class Transaction:
         self._mark = mark
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """Return all rows of a query."""
         found: Rows = self._execute(sql, parameters).fetchall()
         return found
 
@@ -49,7 +48,6 @@ class Database(ABC):
         return await daemon_threads.run_sync(self.in_transaction, work, True)
 
     async def close(self) -> None:
-        """Let go of files and connections."""
         await daemon_threads.run_sync(self.disconnect)
 
     @abstractmethod
@@ -62,5 +60,4 @@ class Database(ABC):
 
 
 def marks(count: int) -> str:
-    """Return marks for so many parameters."""
     return ", ".join("?" * count)

@@ -49,8 +49,6 @@ _KINDS: Final = (
 
 
 class PostgresDialect(Dialect):
-    """What is PostgreSQL's own."""
-
     text_collation = ' COLLATE "C"'
 
     def metadata(self, key: str, sign: str, value: Any) -> Where:

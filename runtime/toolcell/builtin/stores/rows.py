@@ -28,11 +28,6 @@ def vector_bytes(vector: Vector) -> bytes:
     return struct.pack(f"<{len(vector)}f", *vector)
 
 
-def bytes_vector(data: bytes) -> list[float]:
-    """Read what `vector_bytes` wrote."""
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
-
-
 def columns(kind: type[Any], *without: str) -> list[str]:
     """Return the columns of a kind of record, in the order of `to_row`."""
     return [each.name for each in fields(kind) if each.name not in without]
@@ -64,7 +59,7 @@ def from_row(kind: type[R], row: Sequence[Any], *without: str) -> R:
 
 def _from_column(name: str, value: Any) -> Any:
     if name == "embedding":
-        return None if value is None else bytes_vector(bytes(value))
+        return None if value is None else list(struct.unpack(f"<{len(value) // 4}f", value))
     if name in _JSON:
         return json.loads(value)
     return bool(value) if name == "enabled" else value

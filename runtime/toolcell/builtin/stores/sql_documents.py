@@ -120,7 +120,6 @@ class SqlDocuments(SqlPart, DocumentStore, KeywordStore, MessageStore):
     """The capabilities `DocumentStore`, `KeywordStore` and `MessageStore` over a database."""
 
     def _forget_vectors(self) -> None:
-        """Begin with nothing in memory."""
         self._chunk_vectors, self._message_vectors = VectorIndex(CHUNKS), VectorIndex(MESSAGES)
 
     async def use_embeddings(self, name: str, dimensions: int) -> None:

@@ -63,8 +63,6 @@ _KINDS: Final = {bool: "('true', 'false')", int: "('integer', 'real')", float: "
 
 
 class SqliteDialect(Dialect):
-    """What is SQLite's own."""
-
     text_collation = ""
 
     def metadata(self, key: str, sign: str, value: Any) -> Where:

@@ -16,8 +16,6 @@ from toolcell.support.lazy import needed
 
 
 class Hit(NamedTuple):
-    """A row that a search found."""
-
     seq: int
     score: float
 
@@ -39,7 +37,6 @@ class VectorTable(NamedTuple):
     """All `seq`s that a filter allows, up to its condition. Empty when the table has no filters."""
 
     def state(self, transaction: Transaction) -> IndexState:
-        """Return the state of the table."""
         deletions = "SELECT coalesce(max(CAST(value AS INTEGER)), 0) FROM settings WHERE name = ?"
         sql = f"SELECT (SELECT coalesce(max(seq), 0) FROM {self.name}), ({deletions})"
         return IndexState(*transaction.rows(sql, (f"{self.name}.deletions",))[0])
@@ -72,7 +69,6 @@ class VectorIndex:
         """The vectors, each divided by its length. Arrays are replaced, never changed: a search may go on with one."""
 
     def nearest(self, transaction: Transaction, vector: bytes, top_k: int, condition: Where | None) -> list[Hit]:
-        """Return the nearest rows, the best first."""
         numpy = needed("numpy", "search by vectors")
         with self._lock:
             self._follow(numpy, transaction)

@@ -39,7 +39,6 @@ class Collector:
                 self._rows.append(plain)
 
     def records(self) -> list[Record]:
-        """Return the rows of the answer."""
         kept = self.count if self._limit is None else min(self.count, self._limit)
         while kept > len(self._rows):
             kept //= 2
@@ -53,7 +52,6 @@ def answer(name: str, rows: list[Record], count: int, **more: Any) -> dict[str, 
 
 
 def size_of(value: Any) -> int:
-    """Return how many bytes of JSON a value takes."""
     return len(json.dumps(value, ensure_ascii=False).encode())
 
 

@@ -152,7 +152,6 @@ class Table:
 
 
 def _lines_of(text: io.TextIOWrapper) -> Iterator[str]:
-    """Return the lines with their ends."""
     number = 0
     while line := text.readline(MAX_LINE_CHARS + 1):
         number += 1

@@ -66,8 +66,7 @@ class BraveSearch:
     async def search(self, query: str, count: int) -> list[SearchHit]:
         """Return up to `count` hits; Brave gives at most 20."""
         url = f"{BRAVE_URL}?{urlencode({'q': query, 'count': count})}"
-        response = await self._fetcher.fetch(url, _JSON, timeout_s=SEARCH_TIMEOUT_S)
-        answer = _json(response, "brave API")
+        answer = _json(await self._fetcher.fetch(url, _JSON, timeout_s=SEARCH_TIMEOUT_S), "brave API")
         web = answer.get("web")
         return _hits(web.get("results") if isinstance(web, Mapping) else None, "description", count)
 

@@ -332,8 +332,7 @@ class Fetcher:
                 if response.status_code in REDIRECTS and location is not None:
                     return response.status_code, location
                 assert isinstance(response.stream, httpx.AsyncByteStream)
-                encoding = response.headers.get("content-encoding", "")
-                body, is_cut = await read_body(response.stream, encoding, max_bytes)
+                body, is_cut = await read_body(response.stream, response.headers.get("content-encoding", ""), max_bytes)
             finally:
                 with anyio.CancelScope(shield=True):
                     await response.aclose()

@@ -34,8 +34,7 @@ def bounded_markup(text: str) -> str | None:
         count += 1
         return f"<{match[1]}{_attributes(match[2])}>" if count <= MAX_ELEMENTS else ""
 
-    plain = _SKIPPED.sub(" ", _COMMENT.sub(" ", text))
-    written = _TAG.sub(tag, plain)
+    written = _TAG.sub(tag, _SKIPPED.sub(" ", _COMMENT.sub(" ", text)))
     return written if count <= MAX_ELEMENTS else None
 
 

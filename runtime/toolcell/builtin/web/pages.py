@@ -150,13 +150,11 @@ def _is_text(content: bytes) -> bool:
 
 
 def title_of(text: str) -> str:
-    """Return a page's title, or an empty text."""
     found = _TITLE.search(text[:65536])
     return " ".join(html.unescape(found[1]).split())[:300] if found else ""
 
 
 def article_of(text: str) -> str:
-    """Return the article of a page as plain text."""
     extracted = _extracted(text)
     if len(extracted) >= MIN_ARTICLE_CHARS:
         return extracted

@@ -55,7 +55,6 @@ class UrlRule:
         return cls(host.lower().rstrip("."), f"/{path}" if slash else "*", names)
 
     def matches(self, method: str, host: str, path: str) -> bool:
-        """True when the rule is about this request."""
         named = self.methods is None or method in self.methods
         return named and fnmatch.fnmatchcase(host, self.host) and fnmatch.fnmatchcase(path, self.path)
 

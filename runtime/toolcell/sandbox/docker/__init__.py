@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "DaemonInfo", "DockerBackend", "EngineClient", "call_api",
+    "DockerBackend", "EngineClient",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.backend import DockerBackend
-    from toolcell.sandbox.docker.client import DaemonInfo, EngineClient, call_api
+    from toolcell.sandbox.docker.client import EngineClient
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "toolcell.sandbox.docker.backend": "DockerBackend",
-            "toolcell.sandbox.docker.client": "DaemonInfo EngineClient call_api",
+            "toolcell.sandbox.docker.client": "EngineClient",
         },
     )

@@ -6,6 +6,7 @@ socket moves bytes without a thread; a connection that is not a plain socket (TL
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -92,7 +93,6 @@ class DoneCounter:
     _head: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes of the bridge."""
         at, size = 0, len(data)
         while at < size:
             if self.left:
@@ -129,7 +129,6 @@ class MarkedOutput:
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes of the stream."""
         searched = max(0, len(self._data) - len(self.end_marker))
         self._data += data
         while self.end_marker and (at := self._data.find(self.end_marker, searched)) >= 0:
@@ -176,11 +175,10 @@ def _attach_now(client: EngineClient, container: str) -> socket.socket:
     wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
     found: Any = client.api.attach_socket(container, params=wanted)
     response = getattr(found, "_response", None)
-    inner = getattr(found, "_sock", found)
-    if type(inner) is not socket.socket:
-        return pump_through_socket(inner, response)
-    plain = inner.dup()
+    if not isinstance(found, socket.SocketIO):  # TLS, or SSH
+        return pump_through_socket(found, response)
     # A duplicate of our own: the SDK's objects would close the original when they are collected.
+    plain = socket.socket(fileno=os.dup(found.fileno()))
     if response is not None:
         response.close()
     found.close()
@@ -207,7 +205,6 @@ class AttachedStream:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of the bridge sent so far."""
         return self._connection.sent_bytes
 
     @sent_bytes.setter
@@ -220,7 +217,6 @@ class AttachedStream:
         return self._is_over
 
     async def receive(self) -> bytes:
-        """Return the bridge's next bytes, or b"" when the container or the daemon is gone."""
         while not self._bridge and not self._is_over:
             await self._read()
         if self._lacks_end_marker():
@@ -268,7 +264,6 @@ class AttachedStream:
             await anyio.lowlevel.checkpoint()
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Write all of `data`. Return silently when the other end is gone: `receive` reports that."""
         await self._connection.send(data)
 
     def take_output(self) -> bytes:
@@ -298,7 +293,6 @@ class AttachedStream:
             await anyio.lowlevel.checkpoint()  # sorting a flood of tiny frames is slow, and other runs wait
 
     def close(self) -> None:
-        """Close the connection; a waiting `receive` returns b""."""
         self.expect_end()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

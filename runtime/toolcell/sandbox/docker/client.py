@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import anyio
 
@@ -39,6 +39,10 @@ START_DAEMON = f'start it ("systemctl start docker"), or {SET_IT}'
 ADDRESSES = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 
+CAN_LIMIT: Final = ("MemoryLimit", "SwapLimit", "PidsLimit")
+"""Fields of GET /info."""
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
     """Properties of a daemon that sandboxes depend on."""
@@ -58,6 +62,8 @@ class DaemonInfo:
     architecture: str
     has_init: bool
     """The daemon can put a small init in front of a container's program."""
+    cannot_limit: tuple[str, ...] = ()
+    """Which of `CAN_LIMIT` it says it cannot do."""
 
 
 class NotFound(SandboxUnavailable):
@@ -115,16 +121,12 @@ class EngineClient:
             return work()
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
-        """Create a container from the body of POST /containers/create; return its id."""
-        made = await self.call(self.api.create_container_from_config, dict(config), name)
-        return str(made["Id"])
+        return str((await self.call(self.api.create_container_from_config, dict(config), name))["Id"])
 
     async def start(self, container: str) -> None:
-        """Start a created container."""
         await self.call(self.api.start, container)
 
     async def inspect(self, container: str) -> dict[str, Any]:
-        """Return everything the daemon knows of a container."""
         inspected: dict[str, Any] = await self.call(self.api.inspect_container, container)
         return inspected
 
@@ -250,6 +252,7 @@ def daemon_info(info: Mapping[str, Any], version: Mapping[str, Any], base_url: s
         security=tuple(str(each) for each in info.get("SecurityOptions") or ()),
         architecture=str(info.get("Architecture") or ""),
         has_init=bool(info.get("InitBinary")) or any("podman" in name.lower() for name in components),
+        cannot_limit=tuple(name for name in CAN_LIMIT if info.get(name) is False),
     )
 
 

@@ -160,8 +160,7 @@ class UsageReader:
             self._cpu_before_s = cpu_s
         memory = stats.get("memory_stats") or {}
         peak = int(memory.get("max_usage") or memory.get("usage") or 0)
-        current = int(_number(stats, "pids_stats", "current"))
-        self._sample = self._with(cpu_s, peak, current or None)
+        self._sample = self._with(cpu_s, peak, int(_number(stats, "pids_stats", "current")) or None)
 
 
 def _number(stats: Mapping[str, Any], *keys: str) -> float:
@@ -201,7 +200,6 @@ class ContainerState:
         self._changed = ChangeEvent()
 
     def notify(self) -> None:
-        """Wake every task that waits for a change."""
         self._changed.notify()
 
     async def wait_for(self, is_reached: Callable[[ContainerState], bool], within_s: float) -> bool:
@@ -212,7 +210,6 @@ class ContainerState:
         return is_reached(self)
 
     def record_event(self, action: str, attributes: dict[str, Any]) -> None:
-        """Record one event."""
         match action:
             case "oom":
                 self.memory_kills += 1
@@ -246,7 +243,6 @@ class Events:
         return state
 
     def forget(self, container: str) -> None:
-        """Stop recording the events of a container."""
         self._states.pop(container, None)
 
     async def listen(self) -> None:
@@ -260,8 +256,7 @@ class Events:
                 return
             stream = await self._client.call(self._client.api.events, filters=self._filters, decode=True)
             self._stream, self.is_listening = stream, True
-        token = anyio.lowlevel.current_token()
-        daemon_threads.start(self._read, stream, token, name="toolcell-events")
+        daemon_threads.start(self._read, stream, anyio.lowlevel.current_token(), name="toolcell-events")
 
     def _read(self, stream: Any, token: Any) -> None:
         with suppress(Exception):  # any error means that the stream has ended; the event loop may be gone as well
@@ -274,8 +269,7 @@ class Events:
 
     def _handle_event(self, event: dict[str, Any]) -> None:
         actor = event.get("Actor") or {}
-        state = self._states.get(str(actor.get("ID") or event.get("id") or ""))
-        if state is not None:
+        if (state := self._states.get(str(actor.get("ID") or event.get("id") or ""))) is not None:
             state.record_event(str(event.get("Action") or event.get("status") or ""), actor.get("Attributes") or {})
 
     def _mark_broken(self, stream: Any) -> None:
@@ -349,7 +343,6 @@ class DockerSandbox(Sandbox):
         self._ask_usage()
 
     async def prepare(self, limits: Limits) -> None:
-        """Lower the limits from outside to those of the next run."""
         wanted = resources(self._blueprint, limits)
         if wanted != resources(self._blueprint, self._current_limits, starting=self._current_limits is self.limits):
             await self._owner.client.update(self.container_id, wanted)
@@ -385,8 +378,7 @@ class DockerSandbox(Sandbox):
 
     async def _take_stats(self) -> None:
         try:
-            stats = await self._owner.client.stats(self.container_id)
-            self.usage.record_stats(stats, is_first=not self._has_asked)
+            self.usage.record_stats(await self._owner.client.stats(self.container_id), is_first=not self._has_asked)
             self._has_asked = True
         finally:
             self._is_asking = False
@@ -400,11 +392,9 @@ class DockerSandbox(Sandbox):
         return self.usage.read(brief=True).cpu_s if self.usage.is_local else None
 
     def is_alive(self) -> bool:
-        """Return False once the container's end is known."""
         return not (self.is_killed or self.state.is_dead or self.stream.is_over)
 
     def kill(self) -> None:
-        """Kill the container without waiting. Safe to call at any time."""
         if self.is_killed or self.state.is_dead:
             return
         self.is_killed, self._was_alive = True, self._was_alive or not self.stream.is_over
@@ -463,8 +453,7 @@ class DockerSandbox(Sandbox):
         self.usage.read()  # its cgroup is gone when the event loop looks
         if not self.usage.kill():
             # In a thread of its own: a daemon that is slow must not delay the deadlines of other containers.
-            kill = self._owner.client.kill_now
-            daemon_threads.start(kill, self.name, name="toolcell-kill")
+            daemon_threads.start(self._owner.client.kill_now, self.name, name="toolcell-kill")
 
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the container has ended; return how. Nothing else may read its stream."""
@@ -562,11 +551,6 @@ class Engine:
             raise
         return engine
 
-    @property
-    def watcher_pid(self) -> int:
-        """Process id of the watcher, which removes the containers when this process is killed."""
-        return self._watcher.pid
-
     async def _remove_orphans(self) -> None:
         me = reaper.own_identity()
         found = await self.client.list({reaper.LABEL_HOST: None})
@@ -640,7 +624,6 @@ class Engine:
             self._unremoved.add(name)
 
     def forget(self, container: DockerSandbox) -> None:
-        """Forget a container that has been destroyed."""
         self._living.discard(container)
         self._events.forget(container.container_id)
 

@@ -97,8 +97,7 @@ def container_profile(machines: Sequence[str] = MACHINES) -> dict[str, Any]:
 
 
 def _refusal(group: Group, early: set[str]) -> dict[str, Any]:
-    calls = tuple(call for call in group.calls if call not in early)
-    return _row(calls, group.reason, "SCMP_ACT_ERRNO", errno.EPERM)
+    return _row(tuple(call for call in group.calls if call not in early), group.reason, "SCMP_ACT_ERRNO", errno.EPERM)
 
 
 def _row(names: Sequence[str], reason: str, action: str, errno_returned: int | None = None) -> dict[str, Any]:
@@ -215,7 +214,6 @@ class Blueprint:
 
 
 def is_gvisor(runtime: str | None) -> bool:
-    """Return whether a runtime of this name is gVisor's."""
     return runtime is not None and "runsc" in runtime
 
 
@@ -364,8 +362,7 @@ def live_layers(
         SandboxUnavailable: a required layer is missing.
     """
     layers = {**from_daemon, **{name: detail for name, detail in from_guest.items() if name in GUEST_LAYERS}}
-    missing = sorted(required - layers.keys())
-    if missing:
+    if missing := sorted(required - layers.keys()):
         raise SandboxUnavailable(
             f"required isolation is not live in the container: {', '.join(missing)}; `toolcell doctor` says why"
         )

@@ -73,7 +73,6 @@ class HostIdentity:
 
 
 def own_identity() -> HostIdentity:
-    """Return the identity of this process. A field that this system does not provide is empty and is not compared."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -142,15 +141,13 @@ class Watcher:
 
     @classmethod
     def spawn(cls, backend: str, docker_host: str | None) -> Watcher:
-        """Start a watcher. `backend`: value of `LABEL_BACKEND` on the containers."""
         code = f"import sys; sys.path[:] = {list(sys.path)!r}; from {__name__} import main; main(sys.argv[1:])"
-        environment = {name: os.environ[name] for name in WATCHER_ENVIRONMENT if name in os.environ}
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", code, backend, str(os.getpid()), docker_host or ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={name: os.environ[name] for name in WATCHER_ENVIRONMENT if name in os.environ},
             cwd="/",
             # Not in our process group: a signal to the whole group must not end the watcher, which has to clean up.
             start_new_session=True,
@@ -159,7 +156,6 @@ class Watcher:
 
     @property
     def pid(self) -> int:
-        """Process id of the watcher."""
         return self._process.pid
 
     def dismiss(self) -> None:

@@ -4,19 +4,15 @@ from typing import TYPE_CHECKING
 
 from toolcell.support.lazy import lazy_names
 
-__all__ = [
-    "KubernetesBackend", "PodSettings", "manifests",
-]  # fmt: skip
+__all__ = ["PodSettings", "manifests"]
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.kubernetes.backend import KubernetesBackend
     from toolcell.sandbox.kubernetes.cluster import manifests
     from toolcell.sandbox.kubernetes.pods import PodSettings
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "toolcell.sandbox.kubernetes.backend": "KubernetesBackend",
             "toolcell.sandbox.kubernetes.cluster": "manifests",
             "toolcell.sandbox.kubernetes.pods": "PodSettings",
         },

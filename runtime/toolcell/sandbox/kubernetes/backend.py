@@ -5,17 +5,15 @@ A pod is claimed for one caller, who gets a connection to it through the API ser
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final
 
 import anyio
-import anyio.lowlevel
 import msgpack
 from anyio.abc import TaskGroup
 
@@ -31,82 +29,9 @@ from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.support import daemon_threads
 from toolcell.support.checks import brief, check_count, check_kind, check_path
-from toolcell.support.event_loop import ChangeEvent, call_soon
+from toolcell.support.event_loop import ChangeEvent, start_task
 from toolcell.support.log import logger_of
-
-# `AsyncioThread`: an asyncio event loop in a thread of its own. The client libraries of Kubernetes need asyncio.
-#
-# A Runtime may run under trio, and its event loop may stand still while a tool blocks; connections go on meanwhile.
-
-Returned = TypeVar("Returned")
-
-END_S: Final = 30.0
-
-
-class AsyncioThread:
-    """Runs coroutine functions in its event loop, for callers of any other."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = daemon_threads.start(self._main, name=name)
-
-    def _main(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
-
-    async def call(self, function: Callable[..., Awaitable[Returned]], *args: Any) -> Returned:
-        """Return what it returns there.
-
-        Cancellation: it is cancelled there, and its end is waited for.
-        """
-
-        async def run() -> Returned:
-            return await function(*args)
-
-        done = anyio.Event()
-        token = anyio.lowlevel.current_token()
-
-        def wake(_: object) -> None:
-            call_soon(token, done.set)
-
-        task = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        ended: asyncio.Future[Any] | Any = task
-        ended.add_done_callback(wake)
-        try:
-            await done.wait()
-        except BaseException:
-            task.cancel()
-            with anyio.move_on_after(END_S, shield=True):
-                await done.wait()
-            raise
-        return task.result()
-
-    def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Start it there, and let it run. Any thread may call it."""
-
-        async def run() -> None:
-            await function(*args)
-
-        asyncio.run_coroutine_threadsafe(run(), self._loop)
-
-    async def aclose(self) -> None:
-        """Cancel what runs there, and end the thread."""
-
-        async def cancel_all() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._loop.shutdown_asyncgens()
-            await self._loop.shutdown_default_executor()
-
-        with anyio.CancelScope(shield=True):
-            await self.call(cancel_all)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            await daemon_threads.run_sync(self._thread.join, END_S)
-
+from toolcell.support.loop_thread import LoopThread
 
 logger = logger_of("toolcell.kubernetes")
 
@@ -199,7 +124,7 @@ class KubernetesBackend(Backend):
         self._cluster = Cluster(pool, namespace, kubeconfig, context)
         self._slots = sandboxes_per_pod
         self._ready_s, self._lease_s = float(ready_s), float(lease_s)
-        self._loop: AsyncioThread | None = None
+        self._loop: LoopThread | None = None
         self._tasks: TaskGroup | None = None
         self._pods: dict[str, UsedPod] = {}
         """By the name of the claim."""
@@ -221,11 +146,11 @@ class KubernetesBackend(Backend):
             SandboxUnavailable: there is no cluster, no pool, or no right to use it; says what to do.
             MissingPackage: the client of agent-sandbox is not installed.
         """
-        loop = AsyncioThread("toolcell-kubernetes")
+        loop = await daemon_threads.run_sync(LoopThread, "toolcell-kubernetes")
         try:
-            await loop.call(self._cluster.connect)
+            await loop.await_call(self._cluster.connect)
         except BaseException as exc:
-            await loop.aclose()
+            await _stop(loop)
             if isinstance(exc, ImportError):
                 raise MissingPackage(
                     "the Kubernetes backend needs k8s-agent-sandbox: pip install 'toolcell[kubernetes]'"
@@ -240,7 +165,7 @@ class KubernetesBackend(Backend):
         while True:
             await anyio.sleep(self._lease_s / 3)
             if self._loop is not None:
-                for problem in await self._loop.call(self._cluster.renew, self._lease_s):
+                for problem in await self._loop.await_call(self._cluster.renew, self._lease_s):
                     logger.warning("a claim could not be renewed: %s", problem)
 
     # Starting
@@ -282,8 +207,7 @@ class KubernetesBackend(Backend):
             used.is_lost = used.is_lost or stream.exit is None
             await self._leave(used)
 
-        layers = layers_of(used.pod.body)
-        placement = Placement(self.name, self.policy.require, leave, GUEST_LAYERS, layers)
+        placement = Placement(self.name, self.policy.require, leave, GUEST_LAYERS, layers_of(used.pod.body))
         return NodeSandbox(stream, f"{used.pod.name}:{stream.started}.{next(self._count)}", limits, placement)
 
     async def _place(self, limits: Limits) -> UsedPod:
@@ -310,8 +234,7 @@ class KubernetesBackend(Backend):
         while True:
             if self._tasks is None:
                 raise SandboxUnavailable("the Kubernetes backend is not open")
-            usable = [used for used in self._pods.values() if not used.is_lost]
-            for used in usable:
+            for used in [used for used in self._pods.values() if not used.is_lost]:
                 if problem := self._too_small(used, limits):
                     raise SandboxUnavailable(problem)
                 if used.busy < self._slots:
@@ -340,7 +263,7 @@ class KubernetesBackend(Backend):
         loop = self._loop
         if loop is None:
             raise SandboxUnavailable("the Kubernetes backend is not open")
-        pod = await loop.call(self._cluster.claim, self._ready_s, self._lease_s)
+        pod = await loop.await_call(self._cluster.claim, self._ready_s, self._lease_s)
         used = UsedPod(pod, memory_of(pod.body))
         if found := weaknesses(pod.body):
             with anyio.CancelScope(shield=True):
@@ -371,7 +294,7 @@ class KubernetesBackend(Backend):
         loop, pod = self._loop, used.pod
         if loop is None:
             raise SandboxUnavailable("the Kubernetes backend is not open")
-        ours, address = await loop.call(self._executed, loop, pod.name)
+        ours, address = await loop.await_call(self._executed, pod.name)
         try:
             if address.version != __version__:
                 raise SandboxUnavailable(
@@ -382,7 +305,7 @@ class KubernetesBackend(Backend):
             ours.close()
             raise
 
-    async def _executed(self, loop: AsyncioThread, pod: str) -> tuple[socket.socket, PodAddress]:
+    async def _executed(self, pod: str) -> tuple[socket.socket, PodAddress]:
         """Start a relay; runs in the cluster's event loop. Shape: (our end of its bytes, what the pod told)."""
         program = await self._cluster.execute(pod)
         try:
@@ -392,7 +315,7 @@ class KubernetesBackend(Backend):
             await program.aclose()
             raise
         ours.setblocking(False)
-        loop.spawn(program.carry, theirs)
+        start_task(program.carry(theirs))
         return ours, address
 
     # Ending
@@ -417,7 +340,7 @@ class KubernetesBackend(Backend):
         self._pods.pop(used.pod.claim, None)
         if self._loop is not None:
             try:
-                await self._loop.call(self._cluster.release, used.pod.claim)
+                await self._loop.await_call(self._cluster.release, used.pod.claim)
             except SandboxUnavailable as exc:  # tried again when this closes; else the claim's lease ends it
                 logger.warning("the claim %s could not be deleted: %s", used.pod.claim, exc)
 
@@ -432,5 +355,11 @@ class KubernetesBackend(Backend):
         if loop is not None:
             self._pods.clear()
             with anyio.CancelScope(shield=True):
-                await loop.call(self._cluster.aclose)
-                await loop.aclose()
+                await loop.await_call(self._cluster.aclose)
+                await _stop(loop)
+
+
+async def _stop(loop: LoopThread) -> None:
+    """Cancel what runs in the loop, and end it."""
+    with anyio.CancelScope(shield=True):
+        await daemon_threads.run_sync(loop.stop)

@@ -1,6 +1,7 @@
 """`Cluster`: everything that is asked of the API server: claims of agent-sandbox, their pods, programs in them.
 
-All of it runs in the event loop of a `AsyncioThread`.
+All of it runs in the event loop of a `LoopThread`: the client libraries of Kubernetes need asyncio, a Runtime may run
+under trio, and its event loop may stand still while a tool blocks.
 """
 
 from __future__ import annotations
@@ -211,8 +212,7 @@ class Cluster:
                             self.namespace = file.read().strip()
                     return configuration
             load = config.load_kube_config(self._kubeconfig, self._context, client_configuration=configuration)
-            loader = await asyncio.wait_for(load, REQUEST_S)
-            configuration.refresh_api_key_hook = Refresh(loader)
+            configuration.refresh_api_key_hook = Refresh(await asyncio.wait_for(load, REQUEST_S))
             if not self.namespace:
                 contexts, active = config.list_kube_config_contexts(self._kubeconfig)
                 chosen = next((each for each in contexts if each["name"] == self._context), active)
@@ -260,7 +260,6 @@ class Cluster:
             raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc
 
     def _refusal(self, status: int, verb: str, plural: str, why: str) -> str:
-        """Say what 401 and 403 mean."""
         text = UNKNOWN if status == 401 else FORBIDDEN
         return text.format(verb=verb, plural=plural, namespace=self.namespace, why=why)
 
@@ -294,8 +293,7 @@ class Cluster:
                 raise SandboxUnavailable(f"the pool {self.pool!r} gives no pod: {exc}") from exc
             found = await self._ask("get", "sandboxes", self._helper.get_sandbox(sandbox, self.namespace)) or {}
             pod = ((found.get("metadata") or {}).get("annotations") or {}).get(POD_NAME) or sandbox
-            body = await self._ask("get", "pods", self._read_pod(pod))
-            return ClaimedPod(name, pod, body)
+            return ClaimedPod(name, pod, await self._ask("get", "pods", self._read_pod(pod)))
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self._release_later(name, creating)))
             raise
@@ -371,8 +369,7 @@ class Cluster:
         import aiohttp
         from kubernetes_asyncio.client import CoreV1Api
 
-        core = CoreV1Api(self._sockets)
-        connecting = await core.connect_get_namespaced_pod_exec(
+        connecting = await CoreV1Api(self._sockets).connect_get_namespaced_pod_exec(
             pod,
             self.namespace,
             container=CONTAINER,
@@ -395,8 +392,7 @@ class Cluster:
 
     async def aclose(self) -> None:
         """Delete every claim of this backend, and disconnect."""
-        deleting = [self.release(each) for each in tuple(self._claims)]
-        await asyncio.gather(*deleting, return_exceptions=True)
+        await asyncio.gather(*[self.release(each) for each in tuple(self._claims)], return_exceptions=True)
         for each in (self._apis, self._sockets):
             if each is not None:
                 await each.close()
@@ -428,7 +424,6 @@ def _after(seconds: float) -> str:
 
 
 def _message(exc: Any) -> str:
-    """Return what the API server said."""
     with suppress(ValueError, AttributeError, TypeError):
         return str(json.loads(exc.body)["message"])
     return str(exc.reason)

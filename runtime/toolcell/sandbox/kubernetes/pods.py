@@ -269,7 +269,6 @@ def memory_for(limits: Limits, sandboxes: int) -> int:
 
 
 def pod_template(settings: PodSettings) -> dict[str, Any]:
-    """Return the template of a sandbox's pod: metadata and spec."""
     limits, count = settings.limits, settings.sandboxes
     memory = f"{-(-memory_for(limits, count) // MIB)}Mi"
     room = f"{-(-(limits.disk_bytes * count + 2 * limits.disk_bytes) // MIB)}Mi"
@@ -317,7 +316,6 @@ def pod_template(settings: PodSettings) -> dict[str, Any]:
 
 
 def sandbox_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the container that starts sandboxes."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     return next((each for each in containers if each.get("name") == CONTAINER), None)
 

@@ -24,7 +24,6 @@ def pod_directory() -> str:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data`."""
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(descriptor, remaining) :]

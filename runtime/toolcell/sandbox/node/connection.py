@@ -148,7 +148,6 @@ FRAME_BYTES: Final = 1 << 24
 
 
 def frame(kind: bytes, body: bytes | memoryview = b"") -> bytes:
-    """Return a frame."""
     return HEAD.pack(kind, len(body)) + body
 
 
@@ -244,7 +243,6 @@ class NodeConnection(asyncio.Protocol):
     # The connection
 
     def connection_made(self, transport: Any) -> None:
-        """Ask for the proof."""
         self._transport = transport
         keep_alive(transport.get_extra_info("socket"))
         if self._tls is None:
@@ -318,7 +316,6 @@ class NodeConnection(asyncio.Protocol):
         self._may_write.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
         self._may_write.set()
 
     def _write(self, kind: bytes, body: bytes = b"") -> None:
@@ -406,7 +403,6 @@ class NodeConnection(asyncio.Protocol):
             await self._may_write.wait()
 
     async def _feed(self, sandbox: Sandbox) -> None:
-        """Pass on what the caller sends."""
         taken = 0
         while not self._is_closed:
             self._changed.clear()
@@ -467,8 +463,7 @@ class NodeConnection(asyncio.Protocol):
         self._report(last=True)
         self._is_gone = True
         await sandbox.destroy()
-        body = msgpack.packb([end.signal, end.code, end.cpu_s, end.peak_memory_bytes, end.problem])
-        self._write(END, body)
+        self._write(END, msgpack.packb([end.signal, end.code, end.cpu_s, end.peak_memory_bytes, end.problem]))
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -65,12 +65,10 @@ class NodeSandbox(Sandbox):
         self.stream.post(connection.ACCEPT, msgpack.packb(dict(layers)))
 
     def is_alive(self) -> bool:
-        """Whether it still runs, as far as the node has told."""
         self.stream.look()
         return not self.stream.is_over
 
     async def prepare(self, limits: Limits) -> None:
-        """Lower its limits to those of its run, from outside."""
         if limits is self.limits:
             return
         stream, stream_prepared = self.stream, connection.PREPARE
@@ -97,7 +95,6 @@ class NodeSandbox(Sandbox):
         return self.stream.last
 
     def kill(self) -> None:
-        """Have the node kill every process inside."""
         self.stream.end()
 
     kill_now = kill
@@ -114,7 +111,6 @@ class NodeSandbox(Sandbox):
     interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
-        """Interrupt the script of a session."""
         self.stream.post(connection.SIGNAL, b"interrupt")
 
     async def ended(self) -> Exit:

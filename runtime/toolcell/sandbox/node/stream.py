@@ -109,11 +109,17 @@ class NodeStream:
     async def over(cls, sock: socket.socket, where: str, key: bytes, tls: SecureChannel | None = None) -> NodeStream:
         """Prove the key to each other on a connection that is there. `where`: what messages call the node.
 
+        An error, and a cancellation, close the connection.
+
         Raises:
             OSError: the node is not there any more, or not the one with the key.
         """
         stream = cls(sock, where, tls)
-        await stream._prove(key)
+        try:
+            await stream._prove(key)
+        except BaseException:
+            stream.close()  # and not the socket alone, which the event loop reads
+            raise
         return stream
 
     async def _prove(self, key: bytes) -> None:
@@ -239,14 +245,12 @@ class NodeStream:
         return not self._behind
 
     async def send_frame(self, kind: bytes, body: bytes = b"") -> None:
-        """Send a frame."""
         async with self._writing:
             await self._socket.send(self._sealed(frame(kind, body)))
 
     # The bridge
 
     async def receive(self) -> bytes:
-        """Return the bridge's next bytes, or b"" when the other end is gone."""
         if not self._bridge:
             await self.wait(lambda: bool(self._bridge))
         data = bytes(self._bridge)
@@ -257,7 +261,6 @@ class NodeStream:
         return data
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Write all of `data`, after whatever is being written already."""
         self.sent_bytes += len(data)
         async with self._writing:
             for at in range(0, len(data), PIECE_BYTES):
@@ -286,7 +289,6 @@ class NodeStream:
         self._socket.expect_nothing()
 
     def close(self) -> None:
-        """Close the connection."""
         self.is_over = True
         self._socket.close()
         self._news.notify()

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AutoBackend", "ProcessBackend", "TreeWatch", "cache", "probe_all",
+    "AutoBackend", "TreeWatch", "cache", "probe_all",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import cache
     from toolcell.sandbox.process.auto_backend import AutoBackend
-    from toolcell.sandbox.process.backend import ProcessBackend
     from toolcell.sandbox.process.probes import probe_all
     from toolcell.sandbox.process.process_watch import TreeWatch
 else:
@@ -19,7 +18,6 @@ else:
         __name__,
         {
             "toolcell.sandbox.process.auto_backend": "AutoBackend",
-            "toolcell.sandbox.process.backend": "ProcessBackend",
             "toolcell.sandbox.process.probes": "probe_all",
             "toolcell.sandbox.process.process_watch": "TreeWatch",
         },

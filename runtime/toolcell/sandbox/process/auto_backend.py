@@ -58,6 +58,10 @@ class AutoBackend(Backend):
         """
         self._full.spawn()
 
+    def kill_spawned(self) -> None:
+        """Kill the zygote of `spawn`, instead of `open`."""
+        self._full.kill_spawned()
+
     async def open(self) -> None:
         """Get ready to start sandboxes.
 

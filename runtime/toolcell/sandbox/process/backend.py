@@ -260,15 +260,12 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
                 self._close_descriptors()
                 self._mark_dead("the zygote was closed")
                 return
-            self._report_cgroups_removed()
+            if self._process.stdin is not None and not self._process.stdin.closed:
+                with suppress(OSError):
+                    os.write(self._process.stdin.fileno(), CGROUPS_ARE_MINE)
             self._close_descriptors()
             await self._wait_exited()
             self.kill()
-
-    def _report_cgroups_removed(self) -> None:
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(OSError):
-                os.write(self._process.stdin.fileno(), CGROUPS_ARE_MINE)
 
 
 class ProcessBackend(Backend):
@@ -326,6 +323,13 @@ class ProcessBackend(Backend):
         if isinstance(self._cgroups, CgroupManager):
             self._cgroups.reap_orphans()
         self._spawned = self._spawn_zygote()
+
+    def kill_spawned(self) -> None:
+        """Kill the zygote of `spawn`, instead of `open`."""
+        if self._spawned is not None:
+            self._spawned.kill()
+            self._spawned = None
+            self._close_cgroups()
 
     async def open(self) -> None:
         """Start the zygote, or wait for the one of `spawn`.
@@ -604,8 +608,7 @@ class ProcessSandbox(Sandbox):
 
     def is_alive(self) -> bool:
         """Whether it still runs. Its pidfd becomes readable when it ends, before the zygote reports it."""
-        child = self._child
-        return not child.is_over and not self._closed and not self._end.poll(0)
+        return not self._child.is_over and not self._closed and not self._end.poll(0)
 
     async def prepare(self, limits: Limits) -> None:
         if limits is self.limits or self._closed:

@@ -167,8 +167,7 @@ class Cgroup(abc.ABC):
         bytes, which are charged to this cgroup. Names that are left when the cgroup is removed are charged to nobody,
         and stay until memory is short.
         """
-        remembered = self._kernel_bytes()
-        if remembered > REMEMBERED_BYTES:
+        if (remembered := self._kernel_bytes()) > REMEMBERED_BYTES:
             try:
                 self._reclaim(remembered)
             except OSError:  # a kernel that cannot, or could only in part

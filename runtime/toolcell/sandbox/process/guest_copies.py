@@ -108,8 +108,7 @@ def _fill(building: Path, executable: Path, library: Path, platlibdir: str, comp
     scrub = functools.partial(_scrub, private=str(library.parent.parent.parent).encode())
     version = library.name
     for source in _standard_library(library):
-        target = building / "usr" / platlibdir / version / source.relative_to(library)
-        _copy(source, target, scrub)
+        _copy(source, building / "usr" / platlibdir / version / source.relative_to(library), scrub)
     _copy(executable, building / "usr" / "bin" / version, scrub)
     # A library inside a package is found there, by a path relative to the package.
     names = needed_by(compiled) - {path.name for path in compiled}

@@ -159,8 +159,7 @@ def _local_wheel(path: Path) -> Wanted:
 
 
 def _digest(content: str | bytes | None) -> str:
-    raw = content.encode() if isinstance(content, str) else content or b""
-    return hashlib.sha256(raw).hexdigest()
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content or b"").hexdigest()
 
 
 def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> Installed | str:
@@ -202,8 +201,7 @@ def _unusable(dist: Distribution, requirement: Requirement) -> str | None:
         return f"{requirement.name} {dist.version} is installed, {requirement.specifier} is wanted"
     if dist.read_text("RECORD") is None:
         return f"{requirement.name} was installed without a list of its files"
-    origin = json.loads(dist.read_text("direct_url.json") or "{}")
-    if origin.get("dir_info", {}).get("editable"):
+    if json.loads(dist.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
         return f"{requirement.name} is installed as a link to its source tree"
     return None
 

@@ -75,9 +75,9 @@ class PackageEnvironment:
 
     def versions(self, requirements: Sequence[str]) -> tuple[str, ...]:
         """Return what was asked for, as name and version."""
-        found = {canonicalize_name(name): f"{name} {version}" for name, version in self.packages.items()}
+        found: dict[str, str] = {canonicalize_name(each): f"{each} {self.packages[each]}" for each in self.packages}
         wanted = sources.parse_wanted(requirements)
-        names = [canonicalize_name(item.requirement.name if item.requirement else "") for item in wanted]
+        names = [item.requirement.name if item.requirement else "" for item in wanted]
         return tuple(found.get(name, package_name(item.text)) for name, item in zip(names, wanted, strict=True))
 
 
@@ -150,8 +150,7 @@ class _Request:
     @property
     def key(self) -> str:
         """Equal for equal environments."""
-        identities = [item.identity for item in self.wanted]
-        asked = [FORMAT, self.interpreter.version, self.interpreter.tag, identities]
+        asked = [FORMAT, self.interpreter.version, self.interpreter.tag, [item.identity for item in self.wanted]]
         if isinstance(self.installed, sources.Installed):
             return entry_key([asked, sorted(self.installed.identities.values())])
         indexes = {name: os.environ[name].rpartition("@")[2] for name in INDEX_VARIABLES if os.environ.get(name)}
@@ -233,39 +232,32 @@ def _compile_bytecode(interpreter: sources.TargetInterpreter, site: Path) -> Non
 def digest_of(site: Path) -> str:
     """Return a digest of the names and contents of all files."""
     whole = hashlib.sha256()
-    for path in files_below(site):
+    for path in map(Path, sorted(entry.path for entry in _files(site))):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{path.relative_to(site)}\0{content}\0".encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
 
 
-def files_below(site: Path) -> list[Path]:
-    """Return all files, sorted by path. A link to a directory is a file."""
-    found: list[str] = []
+def _files(site: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield all files. A link to a directory is a file."""
     pending = [str(site)]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                (pending if entry.is_dir(follow_symlinks=False) else found).append(entry.path)
-    return [Path(path) for path in sorted(found)]
-
-
-def listing(site: Path) -> str:
-    """Fingerprint the files by name, size and modification time, without reading them."""
-    if not site.is_dir():
-        raise FileNotFoundError(site)
-    found: list[str] = []
-    pending, base = [str(site)], len(str(site))
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
                 else:
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(f"{entry.path[base:]}\0{status.st_size}\0{status.st_mtime_ns}\0")
-    return hashlib.sha256("".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()
+                    yield entry
+
+
+def listing(site: Path) -> str:
+    """Fingerprint the files by name, size and modification time, without reading them."""
+    if not site.is_dir():
+        raise FileNotFoundError(site)
+    facts = ((entry.path[len(str(site)) :], entry.stat(follow_symlinks=False)) for entry in _files(site))
+    lines = sorted(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0" for name, status in facts)
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _read_entry(entry: Path) -> PackageEnvironment | None:

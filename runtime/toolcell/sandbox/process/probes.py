@@ -85,8 +85,7 @@ def probe_all() -> tuple[Probe, ...]:
 
 def main() -> None:
     """Print every probe as JSON. Runs alone in its interpreter, single-threaded."""
-    rows = [dataclasses.asdict(probe) for probe in _probe_here()]
-    sys.stdout.write(json.dumps(rows))
+    sys.stdout.write(json.dumps([dataclasses.asdict(probe) for probe in _probe_here()]))
 
 
 def _probe_here() -> list[Probe]:
@@ -296,8 +295,7 @@ _LANDLOCK_FIXES = {
 
 def _try_landlock(abi: int) -> str:
     capabilities.set_no_new_privileges()
-    ruleset = landlock.create_ruleset(abi)
-    landlock.restrict_self(ruleset, abi)
+    landlock.restrict_self(landlock.create_ruleset(abi), abi)
     try:
         os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
     except PermissionError:

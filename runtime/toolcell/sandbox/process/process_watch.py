@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 
 from toolcell.sandbox.backend import Sample
 from toolcell_bridge.entry.process_usage import (
@@ -53,23 +54,17 @@ def signal_all(find: Callable[[], Collection[int]], number: int) -> bool:
 
 def _signal(pids: set[int], find: Callable[[], Collection[int]], number: int) -> None:
     """Signal through pidfds, and only what is still listed: a pid alone may belong to another process by now."""
-    pinned = {pid: fd for pid in pids if (fd := _pin(pid)) is not None}
+    pinned: dict[int, int] = {}
     try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                pinned[pid] = os.pidfd_open(pid)
         for pid in pinned.keys() & find():
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pinned[pid], number)
-            except ProcessLookupError:
-                continue
     finally:
         for fd in pinned.values():
             os.close(fd)
-
-
-def _pin(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
 
 
 def tree_of(root: int) -> list[int]:

@@ -462,8 +462,7 @@ class RayCluster:
         if not self._has_head():  # every call would wait for it, until Ray ends this process
             self._actors.clear()
             actors = []
-        closed = [actor.close.remote() for actor in actors]
-        if closed:
+        if closed := [actor.close.remote() for actor in actors]:
             ray.wait(closed, num_returns=len(closed), timeout=CLOSE_S)
         for actor in actors:
             self.kill(actor)

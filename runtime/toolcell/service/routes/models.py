@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from toolcell.audit import RunSummary
-from toolcell.config import CheckTypes, Limits, LintProfile
+from toolcell.config import MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile
 from toolcell.control import Replay
 from toolcell.results import (
     CommitResult,
@@ -37,7 +37,6 @@ from toolcell.results import (
     Suspension,
 )
 from toolcell.support.exact_json import from_exact
-from toolcell.tools import MAX_STEPS
 
 MAX_FILES = 256
 """Most files of one request."""
@@ -151,7 +150,7 @@ class ExecuteRequest(ScriptRequest):
     """Seed of its randomness."""
     clock: float | None = None
     """Where its clock starts, in seconds since the epoch."""
-    repairs: Name | None = None
+    repairs: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}(\.[0-9a-f]{16})?$")] | None = None
     """Id of a run whose script it mends: calls that were made are answered from its journal."""
     refresh: Literal["", "reads"] = ""
     """Setting of a repair: make reads again."""
@@ -162,7 +161,7 @@ class ExecuteRequest(ScriptRequest):
 class PlanRequest(BodyModel):
     """Tool calls that need no script."""
 
-    steps: Annotated[list[dict[str, Any]], Field(max_length=MAX_STEPS), AfterValidator(from_exact)]
+    steps: Annotated[list[dict[str, Any]], Field(max_length=MAX_PLAN_STEPS), AfterValidator(from_exact)]
     """Each with `tool` and `args`; docs/plans.md has the further keys."""
     tools: ToolNames | None = None
     """Names of the tools that it may call. Left out: all of the tenant."""
@@ -244,7 +243,7 @@ class DecideRequest(BodyModel):
 class CommitRequest(BodyModel):
     """Which effects of a draft to make."""
 
-    approve: str | list[str] = "all"
+    approve: str | Annotated[list[str], Field(max_length=10_000)] = "all"
     """"all", `draft_digest` of the dry run, or the ids of those to make. "all" is refused of a draft of more than 50
     effects, or with an argument of more than 200 characters: read `effects`, then give the digest."""
     recheck: bool = False

@@ -117,8 +117,7 @@ async def read_file(request: ApiRequest) -> Response:
     if name not in {each.name for each in listed}:
         detail = f"there is no file {name!r:.80} in the workspace of the session"
         raise Problem(404, "no_such_file", "No such file", detail)
-    content = await run_for(request, lambda run: session.read_file(name))
-    return download(name, content)
+    return download(name, await run_for(request, lambda run: session.read_file(name)))
 
 
 async def interrupt(request: ApiRequest) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolcell.control import AlreadyMade, ResumeDecision
+from toolcell.calls.call import AlreadyMade, ResumeDecision
 from toolcell.results import CommitResult, Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
@@ -52,8 +52,7 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
     """Decide about the calls that a run waits for, and carry it on."""
     given: DecideRequest = request.body
     tenant, ident = request.tenant, request.path["run_id"]
-    is_interrupted = ident in await tenant.journals.interrupted()
-    token = ident if is_interrupted else await _waiting(request)
+    token = ident if ident in await tenant.journals.interrupted() else await _waiting(request)
     decisions = {name: _decision(each) for name, each in given.decisions.items()}
     await _reopen_session(request, ident)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
+from toolcell.calls.call import AlreadyMade, ResumeDecision
 from toolcell.config import Limits
-from toolcell.control import AlreadyMade, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.support.checks import brief
@@ -51,7 +51,6 @@ class Arguments:
         raise UsageError(f"{name} must be {wanted}, not {type(value).__name__}")
 
     def files(self) -> list[tuple[str, bytes]]:
-        """Return the input files."""
         found = list[tuple[str, bytes]]()
         for each in self.take("files", list, default=[]):
             if not (isinstance(each, list) and [type(part) for part in each] == [str, bytes]):
@@ -67,7 +66,6 @@ class Arguments:
         return allowed_limits(Limits(**{str(name): value for name, value in given.items()}), most)
 
     def who(self) -> dict[str, str]:
-        """Return for whom the caller asks."""
         given = self.take("context", dict, default={})
         for name, value in given.items():
             if name not in WHO or not isinstance(value, str) or len(value) > MAX_WHO_CHARS:
@@ -75,7 +73,6 @@ class Arguments:
         return {str(name): str(value) for name, value in given.items()}
 
     def decisions(self) -> dict[str, ResumeDecision] | None:
-        """Return decisions about calls that wait."""
         given = self.take("decisions", dict)
         return None if given is None else {name: _decision(name, each) for name, each in given.items()}
 

@@ -28,9 +28,9 @@ from toolcell.service.receiving import Receiving
 from toolcell.service.request_log import note, one_line
 from toolcell.service.revocations import AskWho, Revocations, check_same
 from toolcell.service.socket.arguments import Arguments
-from toolcell.service.socket.connection import ENDED, LOST, PROTOCOL_ERROR, REFUSED, RESTART, Connection
+from toolcell.service.socket.connection import ENDED, LOST, PROTOCOL_ERROR, REFUSED, RESTART, Connection, Received
 from toolcell.service.socket.failures import failed
-from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Request, Response
+from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Request, Response
 from toolcell.service.socket.methods import METHODS, CallerSession, Method
 from toolcell.service.socket.remote_tools import Channel, ServedRequest, served_here
 from toolcell.service.tenants import Tenant
@@ -46,8 +46,9 @@ MAX_NAME_CHARS: Final = 64
 MAX_REASON_BYTES: Final = 120
 """Of a WebSocket's end, of the 123 that there are."""
 
-PlaceForRun = Callable[[Principal], AbstractAsyncContextManager[anyio.Event]]
-"""Gives a run of a principal its place, and the event that ends it; refuses it with a `Problem`."""
+PlaceForRun = Callable[[Principal, bool], AbstractAsyncContextManager[anyio.Event]]
+"""Gives a run of a principal its place, and the event that ends it; refuses it with a `Problem`. True: its message is
+large, and its tenant did not have to wait when its decoding began."""
 
 
 class Caller:
@@ -95,16 +96,17 @@ class Caller:
             if request.answer:
                 connection.post_body(request.answer)
 
-    def take(self, message: Message, connection: Connection, size: int) -> None:
-        """Take what the caller says. `connection` counts its `size` as being received.
+    def take(self, received: Received, connection: Connection) -> None:
+        """Take what the caller says. `connection` counts its size as being received.
 
         Raises:
             RemoteProtocolError: it may not say that.
         """
+        message = received.message
         if isinstance(message, Request):
-            self._begin(message, connection, size)
+            self._begin(message, connection, received)
             return
-        connection.give_back(size)
+        connection.give_back(received.size)
         if isinstance(message, Response):
             self.channel.answered(message.id, message.result)
             return
@@ -122,7 +124,6 @@ class Caller:
             del self._requests[request.id]
 
     async def end(self) -> None:
-        """End all its requests and sessions."""
         self.allowed.close()
         while self._running:
             for request in self._running.values():
@@ -130,13 +131,13 @@ class Caller:
             await asyncio.wait(self._running)
         await self._session.close()
 
-    def _begin(self, ask: Request, connection: Connection, size: int) -> None:
+    def _begin(self, ask: Request, connection: Connection, received: Received) -> None:
         if ask.id <= self._highest:
             raise RemoteProtocolError(f"request {ask.id} after request {self._highest}")
         if max(len(self._requests), len(self._running) // 2) >= self._most:
             raise RemoteProtocolError(f"more than {self._most} requests are under way")
         self._highest = ask.id
-        request = self._requests[ask.id] = ServedRequest(self.channel, ask, connection, size)
+        request = self._requests[ask.id] = ServedRequest(self.channel, ask, connection, received)
         task = asyncio.get_running_loop().create_task(self._serve(request))
         self._running[task] = request
         task.add_done_callback(self._running.pop)
@@ -180,7 +181,7 @@ class Caller:
         if not method.is_run:
             request.admitted()
             return await method.answer(self._session, request, arguments)
-        async with self._place(self.principal) as cancel:
+        async with self._place(self.principal, request.was_free) as cancel:
             request.admitted()
             passing = asyncio.create_task(_pass_on(cancel, request.cancel))
             try:
@@ -207,11 +208,10 @@ async def _pass_on(first: anyio.Event, second: anyio.Event) -> None:
 
 
 class Callers:
-    """All of them."""
-
     def __init__(
         self,
         place: PlaceForRun,
+        is_free: Callable[[str], bool],
         receiving: Receiving,
         revocations: Revocations,
         *,
@@ -221,7 +221,8 @@ class Callers:
         folders: Sequence[Path] = (),
     ) -> None:
         """`requests`: that a caller may have under way. `folders`: the service's own, which no caller is told of."""
-        self._place, self._receiving, self._revocations, self._folders = place, receiving, revocations, folders
+        self._place, self._is_free, self._folders = place, is_free, folders
+        self._receiving, self._revocations = receiving, revocations
         self.most, self.most_of_tenant = MOST_CALLERS, MOST_OF_TENANT
         self._message_bytes, self._requests, self._grace_s = message_bytes, requests, grace_s
         self._callers: dict[tuple[Principal, str], Caller] = {}
@@ -260,7 +261,8 @@ class Callers:
 
     async def serve(self, transport: ServerTransport, principal: Principal, tenant: Tenant, ask_who: AskWho) -> None:
         """Serve a connection until it is lost or ended. `ask_who` is asked at each request."""
-        connection = Connection(transport, self._message_bytes, self._receiving.reservation(principal.tenant))
+        counted, is_free = self._receiving.reservation(principal.tenant), partial(self._is_free, principal.tenant)
+        connection = Connection(transport, self._message_bytes, counted, is_free)
         caller, stay_s = None, self._grace_s
         try:
             async with connection:
@@ -272,8 +274,7 @@ class Callers:
                 bounds = {"message_bytes": self._message_bytes, "requests": self._requests}
                 caller.greet(connection, hello, grace_s=float(self._grace_s), **bounds)
                 while True:
-                    message, size = await connection.receive()
-                    caller.take(message, connection, size)
+                    caller.take(await connection.receive(), connection)
         except LOST as exc:
             if isinstance(exc, ConnectionClosed) and exc.rcvd is not None and exc.rcvd.code == ENDED:
                 stay_s = 0.0
@@ -315,7 +316,6 @@ class Callers:
         self._end_soon(caller)
 
     async def close(self) -> None:
-        """End every caller."""
         for caller in self:
             self._end(caller, RESTART, "the service ends")
             assert caller.leaving is not None
@@ -337,14 +337,12 @@ class ServerTransport:
         self._bucket = TokenBucket(1 / FRAMES_PER_S, BURST)
 
     async def send(self, message: bytes, /) -> None:
-        """Write one binary frame."""
         try:
             await self._websocket.send_bytes(message)
         except (WebSocketDisconnect, RuntimeError, OSError) as exc:
             raise ConnectionError("the caller is gone") from exc
 
     async def recv(self) -> str | bytes:
-        """Return the next frame."""
         if pause_s := self._bucket.take(asyncio.get_running_loop().time()):
             await asyncio.sleep(pause_s)
         try:
@@ -357,7 +355,6 @@ class ServerTransport:
         return data if data is not None else str(message.get("text", ""))
 
     async def close(self, farewell: Close) -> None:
-        """End it, and say why."""
         with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
             reason = farewell.reason.encode()[:MAX_REASON_BYTES].decode("utf-8", "ignore")
             await self._websocket.close(farewell.code, reason)
@@ -375,7 +372,6 @@ def check_origin(websocket: WebSocket) -> None:
 
 
 async def connect(websocket: WebSocket) -> None:
-    """Serve one connection."""
     service: Any = websocket.app.state.service
     try:
         check_origin(websocket)
@@ -393,10 +389,11 @@ async def connect(websocket: WebSocket) -> None:
 
 async def _hello(connection: Connection) -> Request:
     try:
-        hello, size = await asyncio.wait_for(connection.receive(), HELLO_S)
-        connection.give_back(size)
+        received = await asyncio.wait_for(connection.receive(), HELLO_S)
+        connection.give_back(received.size)
     except TimeoutError as exc:
         raise RemoteProtocolError(f"no hello came in {HELLO_S:g} s") from exc
+    hello = received.message
     if not isinstance(hello, Request) or hello.method != "hello":
         raise RemoteProtocolError("the first message is the request hello")
     if (version := hello.params.get("version")) != SOCKET_VERSION:

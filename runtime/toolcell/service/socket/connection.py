@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import anyio
@@ -12,6 +14,7 @@ from websockets.frames import Close
 
 from toolcell.service.receiving import Reservation
 from toolcell.service.socket.messages import MESSAGES, Message
+from toolcell.support import daemon_threads
 from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
@@ -39,12 +42,29 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: Message
+    size: int
+    """Bytes that were counted for it. They are to be given back."""
+    was_free: bool
+    """True if it is large and its tenant did not have to wait when its decoding began."""
+
+
 class Connection:
     """Use it with `async with`. What is queued is sent while it is open, in the order in which it was queued."""
 
-    def __init__(self, transport: Transport, message_bytes: int, reservation: Reservation | None = None) -> None:
-        """`message_bytes`: longest message that this end takes. `reservation`: counts what arrives."""
+    def __init__(
+        self,
+        transport: Transport,
+        message_bytes: int,
+        reservation: Reservation | None = None,
+        is_free: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`message_bytes`: longest message that this end takes. `reservation`: counts what arrives. `is_free`: whether
+        its tenant need not wait."""
         self._transport, self._message_bytes, self._reservation = transport, message_bytes, reservation
+        self._is_free = is_free
         self._queue: deque[bytes] = deque()
         self.waiting_bytes = 0
         """Of what is queued."""
@@ -84,7 +104,6 @@ class Connection:
         self.post_body(MESSAGES.encode_body(message))
 
     def post_body(self, body: bytes) -> None:
-        """Queue a message that is encoded."""
         if self._is_open:
             self._queue.append(body)
             self.waiting_bytes += len(body)
@@ -115,8 +134,8 @@ class Connection:
 
     # In
 
-    async def receive(self) -> tuple[Message, int]:
-        """Return the next message, and the bytes that were counted for it, which are to be given back.
+    async def receive(self) -> Received:
+        """Return the next message.
 
         Raises:
             RemoteProtocolError: what came is not a message, or longer than it may be.
@@ -132,14 +151,14 @@ class Connection:
                 raise RemoteProtocolError(why)
             self._unfinished += len(part)
             parts.append(part)
-        steps = MESSAGES.decode_in_steps(b"".join(parts))
-        while True:
-            try:
-                next(steps)
-            except StopIteration as whole:
-                size, self._unfinished = self._unfinished, 0
-                return whole.value[0], size
-            await asyncio.sleep(0)
+        if len(parts) == 1:
+            message, was_free = MESSAGES.decode(parts[0]), False
+        else:
+            async with daemon_threads.account.get().one:
+                was_free = self._is_free()
+                message = await daemon_threads.run_piece(MESSAGES.decode, b"".join(parts))
+        size, self._unfinished = self._unfinished, 0
+        return Received(message, size, was_free)
 
     def give_back(self, size: int) -> None:
         """Note that so many bytes do not count any more as being received."""

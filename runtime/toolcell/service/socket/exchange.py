@@ -12,14 +12,13 @@ from typing import Any, Final, Literal
 import anyio
 
 from toolcell.calls.call import Approvals
-from toolcell.control import revert_spec
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort, UsageError
 from toolcell.results import ToolCallRecord
-from toolcell.run import RunHandlers
+from toolcell.run import RunOptions
 from toolcell.service.socket.failures import raised_for
 from toolcell.service.socket.link import Asked, RequestLost, ServiceLink
 from toolcell.service.socket.messages import Message, Notification, Request, Response
-from toolcell.service.socket.values import failed_answer, plain_answer, read_answer, reader, unusable
+from toolcell.service.socket.values import failed_answer, plain_answer, read_answer, read_as, unusable
 from toolcell.tools import (
     Approve,
     Call,
@@ -28,8 +27,7 @@ from toolcell.tools import (
     RunContext,
     ToolRegistry,
     ToolResult,
-    preview_of,
-    run_call,
+    ToolSpec,
 )
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -60,14 +58,10 @@ class NotedCall:
     result: dict[str, Any]
 
 
-_read_call, _read_note = reader(AskedCall), reader(NotedCall)
-
-
 class _Approved(Approvals):
     """The `Approvals` of calls that whoever decides about them has approved already."""
 
     async def decide(self, call: Call, /) -> Approve:
-        """Approve it."""
         return Approve()
 
 
@@ -91,10 +85,10 @@ class CallerTools:
         context = self._context_of(tool_call.run_id)
         if tool_call.kind == "revert":
             return await self._revert(tool_call, context)
-        state = self.tools.state
-        if tool_call.kind == "preview":
-            state = replace(state, tools={tool_call.tool: preview_of(self._find_tool(tool_call.tool))})
-        if tool_call.is_approved or tool_call.kind == "preview":
+        preview = tool_call.kind == "preview"
+        if preview:
+            self._find_tool(tool_call.tool)
+        if tool_call.is_approved or preview:
             context = context.having(_Approved())
         call = self.tools.new_call(
             tool_call.tool,
@@ -104,7 +98,7 @@ class CallerTools:
             context,
             step=tool_call.step,
         )
-        return await run_call(state, call)
+        return await self.tools.make(call, preview=preview)
 
     async def note(self, said: NotedCall) -> None:
         """Put a call that was made or refused at the service into the record of the run."""
@@ -138,7 +132,7 @@ class CallerTools:
         tool = self._find_tool(tool_call.tool)
         given: Any = tool_call.arguments.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
-        spec = revert_spec(tool.name, tool.options, args, tool_call.arguments.get("result"))
+        spec = ToolSpec.reverting(tool.name, tool.options, args, tool_call.arguments.get("result"))
         return await ToolRegistry([spec]).execute(spec.definition.name, {"args": args}, context=context)
 
     def _find_tool(self, name: str) -> RegisteredTool:
@@ -153,10 +147,8 @@ END_S: Final = 5.0
 
 
 class Exchange:
-    """One request."""
-
-    def __init__(self, link: ServiceLink, tools: CallerTools, handlers: RunHandlers | None = None) -> None:
-        self._link, self._tools, self._handlers = link, tools, handlers or RunHandlers()
+    def __init__(self, link: ServiceLink, tools: CallerTools, options: RunOptions) -> None:
+        self._link, self._tools, self._options = link, tools, options
         self._id = 0
         self._inbox: asyncio.Queue[Message | RequestLost | None] = asyncio.Queue()
         self._run_id = ""
@@ -179,10 +171,10 @@ class Exchange:
 
         Cancellation: the run is ended, and its end is waited for, for a short while.
         """
-        handlers, is_noted = self._handlers, self._tools.is_heard
-        is_told = handlers.on_log is not None or handlers.on_progress is not None or is_noted
+        options, is_noted = self._options, self._tools.is_heard
+        is_told = options.on_log is not None or options.on_progress is not None or is_noted
         self._id = await self._link.ask(Asked(self._inbox, is_told), method, params)
-        watching = asyncio.create_task(self._watch_cancel()) if self._handlers.cancel is not None else None
+        watching = asyncio.create_task(self._watch_cancel()) if self._options.cancel is not None else None
         try:
             last = await self._until_last()
         except asyncio.CancelledError:
@@ -220,7 +212,7 @@ class Exchange:
                     for task in self._calls.values():
                         task.cancel()
                 case Request(ident, "tool", params):
-                    self._begin_call(ident, _read_call(params))
+                    self._begin_call(ident, read_as(AskedCall, params))
                 case Request(ident, method, params):
                     await self._take(method, params)
                     await self._link.answer(ident, None)
@@ -230,11 +222,11 @@ class Exchange:
     async def _take(self, method: str, params: dict[str, Any]) -> None:
         match method, params:
             case "log", {"stream": str(stream), "text": str(text)}:
-                await self._tell(self._handlers.on_log, stream, text)
+                await self._tell(self._options.on_log, stream, text)
             case "progress", {"value": value}:
-                await self._tell(self._handlers.on_progress, value)
+                await self._tell(self._options.on_progress, value)
             case "note", _:
-                await self._tools.note(_read_note(params))
+                await self._tools.note(read_as(NotedCall, params))
             case "began", {"run_id": str(run_id)}:
                 self._run_id = run_id
             case "drop", {"id": int(ident)}:
@@ -257,8 +249,8 @@ class Exchange:
             self._link.tell("abort", self._id)
 
     async def _watch_cancel(self) -> None:
-        assert self._handlers.cancel is not None
-        await self._handlers.cancel.wait()
+        assert self._options.cancel is not None
+        await self._options.cancel.wait()
         self._link.tell("cancel", self._id)
 
     def _lost(self, reason: str) -> ServiceError:
@@ -300,17 +292,13 @@ class Exchange:
             plain = failed_answer(exc)
         if tool_call.kind == "call":
             self._record(number, status, began)
-        await self._send_answer(ident, plain)
-
-    def _record(self, number: int, status: str, began: float) -> None:
-        took_s = time.perf_counter() - began
-        self.records[number] = replace(self.records[number], status=status, duration_s=took_s)
-
-    async def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
         try:
             await self._link.answer(ident, plain)
         except (UnsendableValue, ValueTooLarge) as exc:
             await self._link.answer(ident, unusable(str(exc)))
+
+    def _record(self, number: int, status: str, began: float) -> None:
+        self.records[number] = replace(self.records[number], status=status, duration_s=time.perf_counter() - began)
 
     async def _end_calls(self) -> None:
         """Cancel the calls that nobody waits for any more, and wait for their ends."""

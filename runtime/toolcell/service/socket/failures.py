@@ -85,7 +85,6 @@ def _text(exc: BaseException) -> str:
 
 
 def raised_for(error: Mapping[str, Any]) -> ToolcellError:
-    """Return the exception that the caller gets."""
     code, message, details = error.get("code"), str(error.get("message", "")), error.get("details")
     known: Mapping[str, Any] = details if isinstance(details, dict) else {}
     if code == QuotaExceeded.code:

@@ -30,7 +30,7 @@ from toolcell.service.socket.connection import (
     Connection,
 )
 from toolcell.service.socket.messages import MESSAGES, SOCKET_VERSION, Message, Notification, Request, Response
-from toolcell.service.socket.values import failed_answer, reader
+from toolcell.service.socket.values import failed_answer, read_as
 from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -71,8 +71,6 @@ def socket_url(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The answer to a hello."""
-
     home: str
     open: list[int]
     """The requests of this client that the service knows."""
@@ -80,9 +78,6 @@ class Greeting:
     """How long everything of the client is kept without a connection."""
     message_bytes: int
     requests: int
-
-
-_read_greeting = reader(Greeting)
 
 
 class RequestLost(Exception):
@@ -95,8 +90,6 @@ class RequestLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of this client that is under way."""
-
     inbox: asyncio.Queue[Message | RequestLost | None]
     """What the service says about it. None: the connection was lost, and the next one is waited for."""
     is_told: bool
@@ -194,8 +187,7 @@ class ServiceLink:
             async with connection:
                 await self._greet(connection)
                 while True:
-                    message, _ = await connection.receive()
-                    self._take(message)
+                    self._take((await connection.receive()).message)
         except LOST as exc:
             self.problem = f"the connection was lost: {exc}".rstrip(": ")
             if isinstance(exc, ConnectionClosed) and exc.rcvd is not None and exc.rcvd.code in FOR_GOOD:
@@ -223,10 +215,10 @@ class ServiceLink:
         hello: dict[str, Any] = {"version": SOCKET_VERSION, "name": self._name, "open": known}
         connection.post(Request(0, "hello", hello))
         async with asyncio.timeout(self.connect_s):
-            answer, _ = await connection.receive()
+            answer = (await connection.receive()).message
         if not isinstance(answer, Response):
             raise RemoteProtocolError("a hello was not answered")
-        bounds: Greeting = _read_greeting(answer.result)
+        bounds = read_as(Greeting, answer.result)
         if self.home != bounds.home:
             self._lose_all(FORGOTTEN)
         for ident in self._asked.keys() - {*bounds.open}:

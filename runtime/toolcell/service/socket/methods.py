@@ -40,7 +40,6 @@ class CallerSession:
         self._numbers = itertools.count(1)
 
     async def close(self) -> None:
-        """Close every session."""
         for number in [*self._sessions]:
             with contextlib.suppress(UsageError):
                 await self.close_session(number)
@@ -73,7 +72,6 @@ class CallerSession:
     # Options of requests
 
     def context(self, request: ServedRequest, given: Arguments) -> RunContext:
-        """Return the context of a request's calls."""
         who: dict[str, Any] = given.who()
         context = RunContext(run_id=os.urandom(16).hex(), user_id=self.principal.subject, **who)
         request.tell("began", run_id=context.run_id)
@@ -81,11 +79,9 @@ class CallerSession:
         return context.having(CallTeller(request)) if notes_calls else context
 
     def common(self, request: ServedRequest, given: Arguments) -> dict[str, Any]:
-        """Return what every request that makes calls has."""
         return {"tools": self.tools(given), "context": self.context(request, given)}
 
     def handlers(self, request: ServedRequest, given: Arguments) -> dict[str, Any]:
-        """Return what happens while a script runs."""
         return {
             "cancel": request.cancel,
             "on_log": request.log if given.take("wants_logs", bool, default=False) else None,
@@ -93,7 +89,6 @@ class CallerSession:
         }
 
     def resuming(self, request: ServedRequest, given: Arguments) -> dict[str, Any]:
-        """Return what a run is resumed with."""
         own = {"token": given.take("token", str), "decisions": given.decisions()}
         return own | self.common(request, given) | self.handlers(request, given)
 
@@ -151,7 +146,6 @@ class CallerSession:
         return found
 
     async def close_session(self, number: int) -> None:
-        """Close a session, if it is open."""
         if (found := self._sessions.pop(number, None)) is not None:
             try:
                 await found.close()
@@ -184,8 +178,6 @@ Handler = Callable[[CallerSession, ServedRequest, Arguments], Work]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row of the table."""
-
     handler: Handler
     scope: Scope = Scope.EXECUTE
     is_run: bool = True
@@ -235,8 +227,7 @@ def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> 
 
 def _revert(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     given.take("toolset", int)
-    result = given.take("result", dict)
-    return partial(caller.runtime.revert, referred(result), context=caller.context(request, given))
+    return partial(caller.runtime.revert, referred(given.take("result", dict)), context=caller.context(request, given))
 
 
 def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
@@ -244,10 +235,6 @@ def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Argume
         return [plain_record(each) for each in await caller.tenant.journals.suspended()]
 
     return does
-
-
-def _forget_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
-    return partial(daemon_threads.run_sync, caller.runtime.forget_session, given.take("name", str))
 
 
 def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
@@ -313,7 +300,12 @@ METHODS: Final[Mapping[str, Method]] = {
         Scope.READ,
         is_run=False,
     ),
-    "forget_session": Method(_forget_session, is_run=False),
+    "forget_session": Method(
+        lambda caller, request, given: partial(
+            daemon_threads.run_sync, caller.runtime.forget_session, given.take("name", str)
+        ),
+        is_run=False,
+    ),
     "session.open": Method(_open_session),
     "session.execute_code": Method(_session_execute_code),
     "session.resume": Method(_session_resume, Scope.APPROVE),

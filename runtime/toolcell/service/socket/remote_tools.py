@@ -22,14 +22,13 @@ from toolcell.calls.checker_process import refused_schemas
 from toolcell.calls.values import count_values
 from toolcell.errors import RegistrationError, ToolAbort, ToolError, UsageError
 from toolcell.service.socket.arguments import TOOL_OPTIONS
-from toolcell.service.socket.connection import QUEUE_BYTES, REFUSED, Connection
+from toolcell.service.socket.connection import QUEUE_BYTES, REFUSED, Connection, Received
 from toolcell.service.socket.messages import Notification, Request
 from toolcell.service.socket.values import plain_answer, read_answer, sendable_value
 from toolcell.support import daemon_threads
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import bounded_schema, safe_text
 from toolcell.tools import (
-    NEEDS_APPROVAL,
     Approve,
     Call,
     ErrorCode,
@@ -41,7 +40,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
     ToolSpec,
-    with_options,
 )
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
@@ -65,19 +63,15 @@ served_here: ContextVar[ServedRequest | None] = ContextVar("toolcell_request_of_
 
 @dataclass(frozen=True, slots=True)
 class RemoteTool:
-    """A tool of a caller."""
-
     name: str
 
     async def run(self, kind: str, args: dict[str, Any], call: Call | None = None) -> ToolResult:
-        """Have its caller run it."""
         request = served_here.get()
         if request is None:
             raise ToolError(f"the program that has the tool {self.name} is not connected", code="unavailable")
         return await request.call(kind, self.name, args, call)
 
     async def invoke(self, context: ToolContext) -> ToolResult:
-        """Make a call."""
         return await self.run("call", dict(context.call.args), context.call)
 
     async def preview(self, **args: Any) -> ToolResult:
@@ -103,13 +97,13 @@ async def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool)
         UsageError: what was offered is not a list of tools.
     """
     # Reading hundreds of tools takes a while, and other callers do not wait for it.
-    specs = await daemon_threads.run_sync(_specs, offered)
+    specs = await daemon_threads.run_large(_specs, offered)
     schemas = [(spec, schema) for spec in specs for schema in (spec.definition.parameters, spec.options.returns or {})]
     refused = await refused_schemas([schema for _, schema in schemas])
     for (spec, _), problem in zip(schemas, refused, strict=True):
         if problem:
             raise RegistrationError(f"tool {spec.definition.name!r:.80}: {problem}")
-    return await daemon_threads.run_sync(_registered, offered, specs, own, with_own)
+    return await daemon_threads.run_large(_registered, offered, specs, own, with_own)
 
 
 def _specs(offered: object) -> list[ToolSpec]:
@@ -136,13 +130,12 @@ def _registered(offered: Any, specs: list[ToolSpec], own: ToolRegistry, with_own
 
 def _leave_to_caller(call: Call) -> Approve | None:
     """Approve a call that its caller's own hooks are asked about. What the service's rules ask about is not theirs."""
-    if call.approval_reason != NEEDS_APPROVAL or call.features.decide or call.is_approved_later:
+    if call.approval_reason != call.NEEDS_APPROVAL or call.features.decide or call.is_approved_later:
         return None
     return Approve() if is_remote(call) else None
 
 
 def is_remote(call: Call) -> bool:
-    """Return whether the tool of a call lives with the caller."""
     registry: Any = call.registry
     registered = registry.registered(call.name)
     return registered is not None and isinstance(registered.spec.source, RemoteTool)
@@ -177,7 +170,7 @@ def _options(offered: Mapping[str, Any], tool: RemoteTool) -> ToolOptions:
     changes["timeout_s"] = timeout_s + MARGIN_S if timeout_s > 0 else None
     changes["label"] = safe_text(changes.get("label", ""), 120)
     changes["callable_from"] = _texts(offered, "callable_from")
-    known = with_options(ToolOptions(), changes)
+    known = ToolOptions().changed(changes)
     preview = tool.preview if offered.get("has_preview") is True else None
     return replace(known, preview=preview, revert=tool.revert if offered.get("has_revert") is True else None)
 
@@ -187,11 +180,6 @@ def _texts(given: Mapping[str, Any], name: str) -> list[str]:
     if not isinstance(found, list) or len(found) > MAX_LABELS or not all(isinstance(each, str) for each in found):
         raise RegistrationError(f"{name} is a list of at most {MAX_LABELS} texts")
     return found
-
-
-def not_sent(problem: object) -> ToolResult:
-    """Return the failure of a call that could not be sent to its tool."""
-    return ToolResult.fail(f"the call could not be sent to its tool: {problem}", code=ErrorCode.TOO_LARGE)
 
 
 class CallLost(Exception):
@@ -258,11 +246,12 @@ class Channel:
 class ServedRequest:
     """A request of a caller, until the caller forgets it."""
 
-    def __init__(self, channel: Channel, ask: Request, connection: Connection, size: int) -> None:
-        """`connection`: over which it came; it counts its `size`."""
+    def __init__(self, channel: Channel, ask: Request, connection: Connection, received: Received) -> None:
+        """`connection`: over which it came; it counts its size."""
         self._channel, self.id, self.method = channel, ask.id, ask.method
-        self._came_over, self._counted = connection, size
+        self._came_over, self._counted = connection, received.size
         self.arguments: dict[str, Any] = dict(ask.params)
+        self.was_free = received.was_free
         self.cancel = anyio.Event()
         """Ends its run with outcome `cancelled`."""
         self.scope = anyio.CancelScope()
@@ -292,11 +281,9 @@ class ServedRequest:
             await self._channel.call(method, params)
 
     def log(self, stream: str, text: str) -> Awaitable[Any] | None:
-        """Tell what was printed."""
         return self.tell("log", len(text) + MESSAGE_COST, stream=stream, text=text)
 
     def progress(self, value: object) -> Awaitable[Any] | None:
-        """Tell what was reported."""
         return self.tell("progress", PROGRESS_COST, value=sendable_value(value, "progress"))
 
     # Calls
@@ -321,7 +308,8 @@ class ServedRequest:
                 raise ToolAbort(abort[:MAX_ABORT_CHARS])
             return read_answer(plain)
         except (UnsendableValue, ValueTooLarge, RemoteProtocolError) as exc:
-            return not_sent(exc)
+            text = f"the call could not be sent to its tool: {exc}"
+            return ToolResult.fail(text, code=ErrorCode.TOO_LARGE)
         except CallLost:
             again = call is not None and (call.options.read_only or call.options.idempotent)
             known = "" if again else "; whether the call was carried out is not known"
@@ -336,7 +324,6 @@ class CallTeller(Feature):
         self._request = request
 
     def call_ended(self, call: Call, /) -> Awaitable[Any] | None:
-        """Tell what became of a call."""
         if (call.is_executed and is_remote(call)) or call.result is None:
             return None
         args = sendable_value(call.args if call.refusal is None else call.raw_args, "arguments")

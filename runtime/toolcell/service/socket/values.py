@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -17,9 +18,6 @@ from toolcell.results import (
     ExecutionResult,
     Outcome,
     OutputFile,
-    Preflight,
-    RevertResult,
-    SessionFile,
     Suspension,
 )
 from toolcell.tools import ErrorCode, File, Image, Status, Text, ToolResult
@@ -137,52 +135,38 @@ def plain_record(record: Any) -> Any:
     return record
 
 
-def reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads plain data of the other end as `kind`, and raises RemoteProtocolError when it is none."""
-    adapter = TypeAdapter(kind)
+def read_as(kind: type[Made], plain: Any) -> Made:
+    """Read plain data of the other end as `kind`.
 
-    def read(plain: Any) -> Any:
-        try:
-            return adapter.validate_python(plain)
-        except ValidationError as exc:
-            raise RemoteProtocolError(f"no {kind}: {exc.errors()[0]['msg']}") from exc
-
-    return read
-
-
-def _plan_rows(plain: Any) -> PlanRows:
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
     try:
-        rows = PlanRows(plain["rows"], plain["run_id"], plain["journal_id"])
-        rows.suspension = READERS["suspension"](plain["suspension"]) if plain["suspension"] is not None else None
-        rows.files = tuple(map(READERS["output_file"], plain["files"]))
-    except (KeyError, TypeError) as exc:
-        raise RemoteProtocolError(f"no rows of a plan: {exc}") from exc
+        found: Made = _plan_rows(plain) if kind is PlanRows else _adapter(kind).validate_python(plain)  # type: ignore[arg-type]
+    except (ValidationError, LookupError, TypeError) as exc:
+        why = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else exc
+        raise RemoteProtocolError(f"no {kind}: {why}") from exc
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _plan_rows(plain: Any) -> Any:
+    rows = PlanRows(plain["rows"], plain["run_id"], plain["journal_id"])
+    rows.suspension = read_as(Suspension, plain["suspension"]) if plain["suspension"] is not None else None
+    rows.files = tuple(read_as(OutputFile, each) for each in plain["files"])
     return rows
 
 
-def _with_state(plain: Any) -> dict[str, Any]:
-    if not (isinstance(plain, dict) and isinstance(plain.get("state"), dict) and "value" in plain):
-        raise RemoteProtocolError("no answer of a session")
-    return plain
+@dataclass(frozen=True, slots=True)
+class SessionAnswer:
+    """What a session's method returned, and the state of the session after it."""
 
-
-READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "result": reader(ExecutionResult),
-    "commit": reader(CommitResult),
-    "revert": reader(RevertResult),
-    "preflight": reader(Preflight),
-    "suspension": reader(Suspension),
-    "suspensions": reader(list[Suspension]),
-    "output_file": reader(OutputFile),
-    "files": reader(tuple[SessionFile, ...]),
-    "names": reader(list[str]),
-    "bool": reader(bool),
-    "bytes": reader(bytes),
-    "plan": _plan_rows,
-    "nothing": lambda plain: None,
-    "state": _with_state,
-}
-"""How the caller reads what a method returns, by the name of its kind."""
+    value: Any
+    state: dict[str, Any]
 
 
 def reference_to(result: object) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from toolcell.calls.options import EVERY_ORIGIN
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Suspension
-from toolcell.run import InputFiles, RunOptions, Script, guest_files
+from toolcell.run import InputFiles, RunOptions, Script
 from toolcell.service.socket.arguments import TOOL_OPTIONS, WHO
 from toolcell.settings import settings_of
 from toolcell.support.checks import brief
@@ -100,8 +100,7 @@ def wire_files(files: InputFiles) -> list[list[Any]] | None:
     Raises:
         UsageError: one cannot be read, or has no name that can be used.
     """
-    found = [[file.name, bytes(file.data)] for file in guest_files(files)]
-    return found or None
+    return [[file.name, bytes(file.data)] for file in RunOptions(files=files).guest_files()] or None
 
 
 def wire_limits(limits: Limits | None) -> dict[str, Any] | None:
@@ -120,7 +119,6 @@ def wire_context(context: RunContext | None) -> dict[str, Any] | None:
 
 
 def wire_token(token: str | Suspension) -> str:
-    """Return the token of a suspended run."""
     found = token.to_json() if isinstance(token, Suspension) else token
     if not isinstance(found, str):
         raise UsageError(f"a run is resumed with its Suspension, its token or its id, not {brief(token)}")
@@ -137,7 +135,6 @@ def wire_repairs(repairs: ExecutionResult | str | None) -> str | None:
 
 
 def wire_dry_run(dry_run: object) -> bool:
-    """Return whether calls that write are collected."""
     if not isinstance(dry_run, bool):
         raise UsageError(
             f"dry_run= of a Client takes True or False, not {brief(dry_run)}: the draft is kept at the service"

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from toolcell.audit import Place, Verifier
+from toolcell.audit import RecordDatabase, Verifier
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer import figures, run_pages, runs_pages, verification_page
 from toolcell.service.viewer.protection import ProtectedPages
@@ -39,7 +39,6 @@ def create_viewer(host: ViewerHost, hosts: Iterable[str] = ()) -> ASGIApp:
 
 
 def pages_of(host: ViewerHost, more: Iterable[BaseRoute] = ()) -> Starlette:
-    """Return the pages, without what protects them. `more` are those that only this host has."""
     app = Starlette(
         routes=[Mount("/static", StaticFiles(directory=STATIC)), *ROUTES, *more],
         exception_handlers={HTTPException: _error_page},
@@ -62,7 +61,7 @@ MAX_CONNECTIONS = 200
 
 
 async def serve_log(
-    directory: Place,
+    directory: RecordDatabase,
     keys: Iterable[Verifier],
     listener: socket.socket,
     *,

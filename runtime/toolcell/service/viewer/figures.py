@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from toolcell.audit import UNFINISHED, Filter, Index, jsonable
+from toolcell.audit import Filter, Index
 from toolcell.errors import UsageError
-from toolcell.results import LIMIT_OUTCOMES, Outcome
+from toolcell.results import LIMIT_OUTCOMES, Outcome, standing_of
 from toolcell.service.viewer.site import PageMissing, Visit, page
 from toolcell.service.viewer.visitors import READ
+from toolcell.support.data_text import jsonable
 from toolcell.support.exact_json import json_text
 
 WINDOWS: Final = {"1h": 3600, "24h": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400, "all": 0}
@@ -22,37 +22,8 @@ BUCKETS: Final = 48
 TOP: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class TimeBucket:
-    """What happened in a part of the time."""
-
-    start_s: int
-    ok: int
-    failed: int
-    median_ms: float
-    p95_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """What the overview shows."""
-
-    runs: int
-    outcomes: list[tuple[str, int, int]]
-    """Outcome, runs, and thousandths of all."""
-    limits: list[tuple[str, int]]
-    median_s: float
-    p95_s: float
-    p99_s: float
-    longest_s: float
-    buckets: list[TimeBucket]
-    tools: list[dict[str, Any]]
-    failures: list[tuple[str, int]]
-    """Code of a failed call, and how many failed with it."""
-
-
-def run_figures(index: Index, window: str) -> RunFigures:
-    """Count the runs of a window of time."""
+def run_figures(index: Index, window: str) -> dict[str, object]:
+    """Return what the overview shows. `outcomes`: name, runs, and thousandths of all runs."""
     length_s = WINDOWS[window]
     since_ns = time.time_ns() - length_s * 10**9 if length_s else 0
     outcomes = index.select(
@@ -64,26 +35,22 @@ def run_figures(index: Index, window: str) -> RunFigures:
     )
     taken = sorted(took for _, _, took in rows if isinstance(took, int | float))
     named = dict(outcomes)
-    return RunFigures(
-        runs=total,
-        outcomes=[(str(name), number, number * 1000 // total) for name, number in outcomes],
-        limits=[(name, named[name]) for name in LIMIT_OUTCOMES if name in named],
-        median_s=quantile(taken, 0.5),
-        p95_s=quantile(taken, 0.95),
-        p99_s=quantile(taken, 0.99),
-        longest_s=taken[-1] if taken else 0.0,
-        buckets=time_buckets(rows),
-        tools=index.tool_table(since_ns)[:TOP],
-        failures=_failures(index, since_ns),
-    )
-
-
-def _failures(index: Index, since_ns: int) -> list[tuple[str, int]]:
-    return index.select(
-        "SELECT code, count(*) FROM plain_call "
-        f"WHERE started >= ? AND code IS NOT NULL GROUP BY code ORDER BY 2 DESC, 1 LIMIT {TOP}",
-        [since_ns],
-    )
+    return {
+        "runs": total,
+        "outcomes": [(str(name), number, number * 1000 // total) for name, number in outcomes],
+        "limits": [(name, named[name]) for name in LIMIT_OUTCOMES if name in named],
+        "median_s": quantile(taken, 0.5),
+        "p95_s": quantile(taken, 0.95),
+        "p99_s": quantile(taken, 0.99),
+        "longest_s": taken[-1] if taken else 0.0,
+        "buckets": time_buckets(rows),
+        "tools": index.tool_table(since_ns)[:TOP],
+        "failures": index.select(
+            "SELECT code, count(*) FROM plain_call "
+            f"WHERE started >= ? AND code IS NOT NULL GROUP BY code ORDER BY 2 DESC, 1 LIMIT {TOP}",
+            [since_ns],
+        ),
+    }
 
 
 def quantile(ordered: list[float], share: float) -> float:
@@ -91,7 +58,7 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
-def time_buckets(rows: Iterable[tuple[int, str, Any]]) -> list[TimeBucket]:
+def time_buckets(rows: Iterable[tuple[int, str, Any]]) -> list[dict[str, float]]:
     """Split the time from the first run to the last into equal parts, and count each. Rows are in order of time."""
     known = list(rows)
     if not known:
@@ -104,20 +71,19 @@ def time_buckets(rows: Iterable[tuple[int, str, Any]]) -> list[TimeBucket]:
     return [_bucket((first + number * width) // 10**9, part) for number, part in enumerate(parts)]
 
 
-def _bucket(start_s: int, part: list[tuple[int, str, Any]]) -> TimeBucket:
+def _bucket(start_s: int, part: list[tuple[int, str, Any]]) -> dict[str, float]:
     taken = sorted(took for _, _, took in part if isinstance(took, int | float))
     ok = sum(outcome == str(Outcome.OK) for _, outcome, _ in part)
-    failed = sum(outcome not in (str(Outcome.OK), UNFINISHED, str(Outcome.SUSPENDED)) for _, outcome, _ in part)
-    return TimeBucket(start_s, ok, failed, quantile(taken, 0.5) * 1000, quantile(taken, 0.95) * 1000)
+    failed = sum(standing_of(outcome) == "bad" for _, outcome, _ in part)
+    times = {"median_ms": quantile(taken, 0.5) * 1000, "p95_ms": quantile(taken, 0.95) * 1000}
+    return {"start_s": start_s, "ok": ok, "failed": failed, **times}
 
 
 async def overview(visit: Visit) -> Response:
-    """Show what the log holds of a window of time."""
     window = visit.request.query_params.get("window", "all")
     if window not in WINDOWS:
         raise UsageError(f"window {window[:50]!r}: want one of {', '.join(WINDOWS)}")
-    log = await visit.log()
-    figures = await log.read_kept(("overview", window), lambda index: run_figures(index, window))
+    figures = await (await visit.log()).read_kept(("overview", window), lambda index: run_figures(index, window))
     return visit.page("overview", figures=figures, window=window, windows=[*WINDOWS])
 
 
@@ -128,13 +94,11 @@ MAX_TOOLS = 2000
 
 async def tools(visit: Visit) -> Response:
     """Show the tools that were called, and those that the newest runs could call."""
-    log = await visit.log()
-    rows = await log.read_kept("tools", _catalogue)
+    rows = await (await visit.log()).read_kept("tools", _catalogue)
     return visit.page("tools", tools=rows[:MAX_TOOLS], more=max(0, len(rows) - MAX_TOOLS))
 
 
 async def tool(visit: Visit) -> Response:
-    """Show one tool."""
     name = visit.request.query_params.get("name", "")
     rows = await (await visit.log()).read_kept("tools", _catalogue)
     found = next((row for row in rows if row["tool"] == name), None)

@@ -46,7 +46,6 @@ class LiveRun:
         self._changed.notify()
 
     def finish(self) -> None:
-        """No event comes any more."""
         self.is_over = True
         self._changed.notify()
 
@@ -76,7 +75,6 @@ class LiveRuns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, tenant: str, ident: str) -> LiveRun | None:
-        """Return a run of a tenant."""
         found = self._runs.get(ident)
         return found if found is not None and found.tenant == tenant else None
 
@@ -100,7 +98,6 @@ class LiveRuns:
         return run
 
     async def close(self) -> None:
-        """End the runs."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()

@@ -25,12 +25,10 @@ FORM_ID: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 async def ask(host: ServiceHost, request: Request) -> Response:
-    """Show the form."""
     return RedirectResponse("/", 303) if host.is_open else _page(host, request)
 
 
 async def log_in(host: ServiceHost, request: Request) -> Response:
-    """Begin a login for who has a token that may read."""
     try:
         fields = await read_form(request, host.login_form_token(_form_id(host, request) or secrets.token_urlsafe(32)))
         token = fields.get("token", "").strip()[:MAX_TOKEN_CHARS]
@@ -46,12 +44,13 @@ async def log_in(host: ServiceHost, request: Request) -> Response:
     is_https = request.url.scheme == "https"
     name, cookie = host.cookie_name(request), host.logins.begin(token)
     answer.set_cookie(name, cookie, httponly=True, samesite="strict", secure=is_https, path="/")
-    answer.delete_cookie(host.form_cookie_name(request), path="/", httponly=True, samesite="strict", secure=is_https)
+    answer.delete_cookie(
+        host.cookie_name(request, of_form=True), path="/", httponly=True, samesite="strict", secure=is_https
+    )
     return answer
 
 
 async def log_out(visit: Visit) -> Response:
-    """End the login."""
     host, request = host_of(visit), visit.request
     name = host.cookie_name(request)
     host.logins.end(request.cookies.get(name, ""))
@@ -62,7 +61,7 @@ async def log_out(visit: Visit) -> Response:
 
 def _form_id(host: ServiceHost, request: Request) -> str:
     """Return what the cookie of the form holds; empty where there is none that we could have made."""
-    found = request.cookies.get(host.form_cookie_name(request), "")
+    found = request.cookies.get(host.cookie_name(request, of_form=True), "")
     return found if FORM_ID.fullmatch(found) else ""
 
 
@@ -76,7 +75,7 @@ def _page(
     answer: Response = render("login", values, status, headers)
     if not known:
         is_https = request.url.scheme == "https"
-        name = host.form_cookie_name(request)
+        name = host.cookie_name(request, of_form=True)
         answer.set_cookie(name, form_id, httponly=True, samesite="strict", secure=is_https, path="/")
     return answer
 

@@ -26,13 +26,12 @@ class PagesRoute(BaseRoute):
         return (Match.FULL if found else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the viewer answer."""
         await self._app(scope, receive, send)
 
 
 def viewer_of(service: Service) -> PagesRoute:
     """Return the route to the viewer of a service. The service closes it at its end."""
     host = ServiceHost(service)
-    service.at_close(host.close)
+    service.at_close.append(host.close)
     more = [*login_page.routes(host), *waiting_page.ROUTES, *sessions_pages.ROUTES, *pool_page.ROUTES]
     return PagesRoute(pages_of(host, more))

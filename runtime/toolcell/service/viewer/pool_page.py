@@ -13,12 +13,10 @@ from toolcell.service.viewer.visitors import EXECUTE, READ
 
 
 async def pool(visit: Visit) -> Response:
-    """Show what runs now."""
     return visit.page("pool", **await _state(visit))
 
 
 async def state(visit: Visit) -> Response:
-    """Return the part of the page that changes."""
     return visit.part("pool", **await _state(visit))
 
 
@@ -36,7 +34,6 @@ async def _state(visit: Visit) -> dict[str, Any]:
 
 
 async def cancel(visit: Visit) -> Response:
-    """Cancel a run under way."""
     host, ident = host_of(visit), visit.request.path_params["ident"]
     for each in host.service.runs:
         if f"{id(each):x}" == ident and each.tenant == visit.visitor.tenant:

@@ -80,7 +80,6 @@ class RefusedForm(Exception):
 
 
 def form_token(secret: bytes, session: str) -> str:
-    """Return the token that forms of a session carry."""
     return hmac.new(secret, b"form:" + session.encode(), hashlib.sha256).hexdigest()
 
 
@@ -91,20 +90,11 @@ async def read_form(request: Request, token: str) -> dict[str, str]:
         RefusedForm: another page sent it, its token is wrong, or it is too large.
     """
     check_origin(request)
-    fields = await read_fields(request)
+    fields = parse_fields(request, await _body(request))
     given = request.headers.get(TOKEN_HEADER) or fields.pop(TOKEN_FIELD, "")
     if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
         raise RefusedForm(403, "this form is not from a page of this session; load the page again")
     return fields
-
-
-async def read_fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form, whoever sent it.
-
-    Raises:
-        RefusedForm: it is not a form, or too large.
-    """
-    return parse_fields(request, await _body(request))
 
 
 def check_origin(request: Request) -> None:

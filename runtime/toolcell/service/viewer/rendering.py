@@ -10,24 +10,21 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
-from toolcell.audit import Trust, visible
-from toolcell.support.text import cut_text, one_line
+from toolcell.audit import Trust
+from toolcell.results import standing_of
+from toolcell.support.text import cut_text, duration, one_line, size, visible
 from toolcell.support.times import time_of
 from toolcell_bridge.guest.pictures import picture_type
 
 TRUST_CLASS: Final = {Trust.VERIFIED: "good", Trust.UNSIGNED: "warn", Trust.UNVERIFIED: "warn", Trust.BROKEN: "bad"}
-_GOOD: Final = frozenset({"ok", "pending", "collected"})
-_OPEN: Final = frozenset({"unfinished", "suspended"})
 MAX_TEXT_CHARS: Final = 20_000
 
 
 def render(name: str, values: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """Return a page as a response."""
     return HTMLResponse(to_text(name, values), status, headers)
 
 
 def to_text(name: str, values: Mapping[str, Any]) -> str:
-    """Return a page, or a part of one, as text that can be encoded."""
     return environment().get_template(f"{name}.html.jinja").render(values)
 
 
@@ -44,10 +41,10 @@ def environment() -> Environment:
     )
     made.filters |= {
         "when": when,
-        "seconds": seconds,
-        "size": size,
+        "seconds": lambda value: "" if value is None else duration(value),
+        "size": lambda value: "" if value is None else size(value),
         "count": count,
-        "outcome_class": outcome_class,
+        "outcome_class": standing_of,
         "trust_class": lambda trust: TRUST_CLASS.get(trust, "warn"),
         "short": lambda text: cut_text(str(text), MAX_TEXT_CHARS)[0],
         "line": one_line,
@@ -60,49 +57,17 @@ def when(at_ns: int | None) -> str:
     return time_of(at_ns)[:19].replace("T", " ") if at_ns is not None else ""
 
 
-def seconds(value: float | None) -> str:
-    """Return a duration in the unit that suits it."""
-    if value is None:
-        return ""
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min")):
-        if value < limit:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value / 3600:.3g} h"
-
-
-def size(value: float | None) -> str:
-    """Return a number of bytes."""
-    if value is None:
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
 def count(value: int | float | None) -> str:
-    """Return a number with its thousands apart."""
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-
-
-def outcome_class(outcome: str) -> str:
-    """Return the class of an outcome, or of the status of a call."""
-    return "good" if outcome in _GOOD else "open" if outcome in _OPEN else "bad"
 
 
 SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"
 MAX_NAME_CHARS: Final = 150
 
 
-def image_kind(data: bytes) -> str:
-    """Return the type of a picture by its first bytes; empty for anything else."""
-    return picture_type(data) or ""
-
-
 def as_image(data: bytes) -> Response | None:
     """Return a picture to look at, or None when it is none."""
-    kind = image_kind(data)
+    kind = picture_type(data)
     return Response(data, headers={"Content-Security-Policy": SANDBOX}, media_type=kind) if kind else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit import Index, RecordedRun, RunSummary, Trust, shown_text
+from toolcell.audit import Index, RecordedRun, RunSummary, Trust
 from toolcell.control import Replay
 from toolcell.errors import UsageError
 from toolcell.service.viewer.rendering import as_download, as_image
@@ -14,6 +14,7 @@ from toolcell.service.viewer.run_view import given_file, on_page, part_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
 from toolcell.support import daemon_threads
+from toolcell.support.data_text import shown_text
 
 
 async def load(visit: Visit) -> tuple[RunSummary, RecordedRun]:
@@ -35,7 +36,6 @@ async def load(visit: Visit) -> tuple[RunSummary, RecordedRun]:
 
 
 async def show(visit: Visit) -> Response:
-    """Show everything that is recorded of a run."""
     summary, run = await load(visit)
     params = visit.request.query_params
     first = int(text) if (text := params.get("calls", "1")).isascii() and text.isdecimal() and len(text) < 9 else 1
@@ -53,22 +53,20 @@ async def state(visit: Visit) -> Response:
     """Return what changes of a run while it is under way."""
     summary, run = await load(visit)
     shown = on_page(run)
-    if shown.is_live and visit.request.query_params.get("seen") == shown.version:
+    if shown["is_live"] and visit.request.query_params.get("seen") == shown["version"]:
         return Response(status_code=204)
     return visit.part("run_state", summary=summary, run=run, shown=shown)
 
 
 async def calls(visit: Visit) -> Response:
-    """Return more calls of a run."""
     first = visit.request.path_params["first"]
     summary, run = await load(visit)
     return visit.part("calls", summary=summary, run=run, shown=on_page(run, max(1, first)))
 
 
 async def part(visit: Visit) -> Response:
-    """Return a part of a run as a file."""
     _, run = await load(visit)
-    found = await daemon_threads.run_sync(part_of, run, visit.request.path_params["part"])  # it may be long
+    found = await daemon_threads.run_large(part_of, run, visit.request.path_params["part"])  # it may be long
     if found is None:
         raise PageMissing("the record has nothing of this kind")
     return as_download(*found)
@@ -76,8 +74,7 @@ async def part(visit: Visit) -> Response:
 
 async def picture(visit: Visit) -> Response:
     """Return a file that was given to the script, if it is a picture."""
-    found = await _file(visit)
-    image = as_image(found[1])
+    image = as_image((await _file(visit))[1])
     if image is None:
         raise PageMissing("this file is not a picture; download it")
     return image
@@ -100,7 +97,6 @@ RUN = "/runs/{chain}/{seq:int}"
 
 
 async def run_again(visit: Visit) -> Response:
-    """Replay the run that the address names."""
     summary, run = await load(visit)
     done = await visit.host.replay(visit.request, visit.visitor, run, summary.trust)
     values: dict[str, Any] = {"done": done, "summary": summary, **_difference(done)}

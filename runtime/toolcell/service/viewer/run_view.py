@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit import (
-    UNFINISHED,
-    RecordedCall,
-    RecordedRun,
-    ShownCall,
-    ShownLine,
-    ShownRun,
-    shown_text,
-)
-from toolcell.service.viewer.rendering import count, image_kind, seconds, size
+from toolcell.audit import RecordedCall, RecordedRun, ShownRun
+from toolcell.service.viewer.rendering import count
 from toolcell.support.about_tables import table_with_rows
+from toolcell.support.data_text import shown_text
+from toolcell.support.text import duration, size
+from toolcell_bridge.guest.pictures import picture_type
 
 CALLS_PER_PAGE: Final = 100
 CALL_PARTS: Final = {"sent": "args", "made": "made", "answer": "value"}
@@ -26,8 +20,8 @@ SCALE: Final = 1000
 """Width of bars, in units of their drawing."""
 
 USED_AND_LIMIT: Final = (
-    ("wall_s", "wall_s", "Time", seconds),
-    ("cpu_s", "cpu_s", "Processor time", seconds),
+    ("wall_s", "wall_s", "Time", duration),
+    ("cpu_s", "cpu_s", "Processor time", duration),
     ("peak_memory_bytes", "memory_bytes", "Memory", size),
     ("peak_processes", "processes", "Processes", count),
     ("host_work", "host_work", "Work for the host", count),
@@ -35,60 +29,8 @@ USED_AND_LIMIT: Final = (
 """Field of the usage, field of the limits, name, and how the values are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageBar:
-    """How much of a limit was used."""
-
-    name: str
-    used: str
-    limit: str
-    filled: int
-    """Part of `SCALE`."""
-    is_near: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CallOnPage:
-    """A call, and what is folded up below it."""
-
-    number: int
-    tool: str
-    status: str
-    line: int | None
-    took: str
-    shown: ShownCall
-
-
-@dataclass(frozen=True, slots=True)
-class RunOnPage:
-    """What the page of a run shows, besides its summary."""
-
-    lines: list[ShownLine]
-    more_lines: int
-    calls: list[CallOnPage]
-    first_call: int
-    next_call: int | None
-    """Where the next page of calls begins."""
-    span: str
-    output: list[tuple[str, str]]
-    results: list[tuple[str, str]]
-    error: Mapping[str, Any] | None
-    files: list[tuple[Any, ...]]
-    kept: frozenset[int]
-    """Numbers of the files of which the content is on record."""
-    pictures: list[int]
-    """The ones that it is a picture of."""
-    bars: list[UsageBar]
-    layers: list[tuple[str, str]]
-    backend: str
-    facts: list[tuple[str, str]]
-    is_live: bool
-    version: str
-    """Changes with everything that can change while a run is under way."""
-
-
-def on_page(run: RecordedRun, first_call: int = 1) -> RunOnPage:
-    """Return what the page of a run shows, with a hundred of its calls."""
+def on_page(run: RecordedRun, first_call: int = 1) -> dict[str, object]:
+    """Return what the page of a run shows besides its summary, with a hundred of its calls."""
     shown = ShownRun(run)
     last = first_call + CALLS_PER_PAGE
     chosen = [call for call in run.calls if first_call <= call.number < last]
@@ -96,37 +38,40 @@ def on_page(run: RecordedRun, first_call: int = 1) -> RunOnPage:
     given = run.start.get("files") or ()
     error = run.end.get("error")
     contents = {number: _content(file[3]) for number, file in enumerate(given)}
-    return RunOnPage(
-        lines=lines[:MAX_LINES],
-        more_lines=max(0, len(lines) - MAX_LINES),
-        calls=[_call(call, shown.calls[call.number]) for call in chosen],
-        first_call=first_call,
-        next_call=last if any(call.number >= last for call in run.calls) else None,
-        span=seconds((shown.ended_ns - run.started_ns) / 1e9),
-        output=shown.output,
-        results=[(name, text) for name, text in shown.results if name != "Error"],
-        error=error if isinstance(error, Mapping) else None,
-        files=shown.files,
-        kept=frozenset(number for number, data in contents.items() if data is not None),
-        pictures=[number for number, data in contents.items() if data is not None and image_kind(data)],
-        bars=[*usage_bars(run)],
-        layers=[(str(name), str(text)) for name, text in _mapping(run.isolation, "layers").items()],
-        backend=str(run.isolation.get("backend", "")),
-        facts=[(name, text) for name, text in shown.facts if name not in ("isolation", "limits", "used")],
-        is_live=run.outcome == UNFINISHED,
-        version=f"{len(run.calls)}-{sum(call.is_finished for call in run.calls)}",
-    )
+    return {
+        "lines": lines[:MAX_LINES],
+        "more_lines": max(0, len(lines) - MAX_LINES),
+        "calls": [_call(call, shown.calls[call.number]) for call in chosen],
+        "first_call": first_call,
+        "next_call": last if any(call.number >= last for call in run.calls) else None,
+        "span": duration((shown.ended_ns - run.started_ns) / 1e9),
+        "output": shown.output,
+        "results": [(name, text) for name, text in shown.results if name != "Error"],
+        "error": error if isinstance(error, Mapping) else None,
+        "files": shown.files,
+        # Numbers of the files of which the content is on record, and of those that are pictures.
+        "kept": frozenset(number for number, data in contents.items() if data is not None),
+        "pictures": [number for number, data in contents.items() if data is not None and picture_type(data)],
+        "bars": [*usage_bars(run)],
+        "layers": [(str(name), str(text)) for name, text in _mapping(run.isolation, "layers").items()],
+        "backend": str(run.isolation.get("backend", "")),
+        "facts": [(name, text) for name, text in shown.facts if name not in ("isolation", "limits", "used")],
+        "is_live": not run.end,
+        # Changes with everything that can change while a run is under way.
+        "version": f"{len(run.calls)}-{sum(call.is_finished for call in run.calls)}",
+    }
 
 
-def usage_bars(run: RecordedRun) -> Iterator[UsageBar]:
-    """Yield a bar for each limit of which the use was measured."""
+def usage_bars(run: RecordedRun) -> Iterator[dict[str, object]]:
+    """Yield a bar for each limit of which the use was measured, filled to a part of `SCALE`."""
     usage = _mapping(run.end, "usage")
     pairs = [(usage.get(used), run.limits.get(limit), name, text) for used, limit, name, text in USED_AND_LIMIT]
     pairs.append((len(run.calls), run.limits.get("tool_calls"), "Tool calls", count))
     for used, limit, name, text in pairs:
         if used is not None and limit is not None and _is_number(used) and _is_number(limit) and limit > 0:
             filled = round(min(1.0, max(0.0, used / limit)) * SCALE)
-            yield UsageBar(name, text(used), text(limit), filled, filled >= SCALE * 0.9)
+            shown = {"name": name, "used": text(used), "limit": text(limit)}
+            yield shown | {"filled": filled, "is_near": filled >= SCALE * 0.9}
 
 
 def part_of(run: RecordedRun, part: str) -> tuple[str, bytes] | None:
@@ -154,9 +99,9 @@ def given_file(run: RecordedRun, number: int) -> tuple[str, bytes] | None:
     return str(files[number][0]), content
 
 
-def _call(call: RecordedCall, shown: ShownCall) -> CallOnPage:
-    took = seconds(call.duration_s) if call.is_finished else ""
-    return CallOnPage(call.number, call.tool, status=call.status, line=call.line, took=took, shown=shown)
+def _call(call: RecordedCall, shown: object) -> dict[str, object]:
+    facts = {name: getattr(call, name) for name in ("number", "tool", "status", "line")}
+    return facts | {"took": duration(call.duration_s) if call.is_finished else "", "shown": shown}
 
 
 def _whole(value: Any) -> str:

@@ -63,13 +63,11 @@ def wanted_of(params: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
 
 
 def address(path: str, asked: Mapping[str, str], **more: str) -> str:
-    """Return the address of a list with these fields."""
     query = urlencode({**asked, **{name: value for name, value in more.items() if value}})
     return f"{path}?{query}" if query else path
 
 
 def place_text(run: RunSummary) -> str:
-    """Return a run's place in the list as a part of an address."""
     return f"{run.started_ns}.{run.seq}.{run.chain}"
 
 
@@ -117,7 +115,6 @@ PAGES_IN_A_ROW = 20
 
 
 async def runs(visit: Visit) -> Response:
-    """Show the list with its form."""
     params = visit.request.query_params
     wanted, asked = wanted_of(params)
     before = place_of(params.get("before"))
@@ -141,7 +138,6 @@ async def runs(visit: Visit) -> Response:
 
 
 async def older(visit: Visit) -> Response:
-    """Return the rows of the next page."""
     params = visit.request.query_params
     wanted, asked = wanted_of(params)
     before, number = place_of(params.get("before")), _number(params.get("page"))
@@ -160,10 +156,8 @@ async def newer(visit: Visit) -> Response:
 
 
 async def row(visit: Visit) -> Response:
-    """Return the row of one run, as it is now."""
     place = "{chain}:{seq}".format(**visit.request.path_params)
-    run = await (await visit.log()).read(lambda index: index.find(place))
-    return visit.part("run_row", run=run)
+    return visit.part("run_row", run=await (await visit.log()).read(lambda index: index.find(place)))
 
 
 def _rows(found: RunPage, asked: dict[str, str], number: int) -> dict[str, Any]:

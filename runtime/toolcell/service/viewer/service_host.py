@@ -5,18 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Message
 
-from toolcell.audit import RecordedRun, Verifier, default_key_path, load_verifier
+from toolcell.audit import RecordedRun, load_verifiers
 from toolcell.control import Replay
-from toolcell.errors import AuditError
 from toolcell.service.authentication import LoopbackAuthenticator, identified
 from toolcell.service.endpoints import ApiRequest
+from toolcell.service.idempotency import never
 from toolcell.service.log_reader import LogReader
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
@@ -61,16 +59,14 @@ class ServiceHost:
         return isinstance(self.service.authenticator, LoopbackAuthenticator)
 
     @staticmethod
-    def cookie_name(request: Request) -> str:
-        """Return the name of the cookie. Only a host itself, over TLS, can set one that begins with `__Host-`."""
-        port = request.url.port or ""
-        return "__Host-toolcell" if request.url.scheme == "https" else f"toolcell-login-{port}"
+    def cookie_name(request: Request, *, of_form: bool = False) -> str:
+        """Return the name of the cookie, or of that which a browser has before its login, for the form of the login.
 
-    @staticmethod
-    def form_cookie_name(request: Request) -> str:
-        """Return the name of the cookie that a browser has before its login. The form of the login belongs to it."""
-        port = request.url.port or ""
-        return "__Host-toolcell-form" if request.url.scheme == "https" else f"toolcell-form-{port}"
+        Only a host itself, over TLS, can set one that begins with `__Host-`.
+        """
+        if request.url.scheme == "https":
+            return "__Host-toolcell-form" if of_form else "__Host-toolcell"
+        return f"toolcell-{'form' if of_form else 'login'}-{request.url.port or ''}"
 
     def login_form_token(self, form_id: str) -> str:
         """Return the token that the form of the login carries for a browser with this cookie."""
@@ -98,14 +94,13 @@ class ServiceHost:
             Problem: it is nobody's, or too many were wrong.
         """
         client = request.client.host if request.client is not None else ""
-        headers = {"authorization": f"Bearer {credential}"}
-        return await identified(self.service.authenticator, headers, client)
+        return await identified(self.service, {"authorization": f"Bearer {credential}"}, client)
 
     async def _local_principal(self, request: Request) -> Principal:
         client = request.client.host if request.client is not None else ""
         # Our forms say `Origin: null`, as pages do that send no referrer; `check_origin` looks at who sent them.
         headers = {name: value for name, value in request.headers.items() if (name, value) != ("origin", "null")}
-        return await identified(self.service.authenticator, headers, client)
+        return await identified(self.service, headers, client)
 
     async def _local(self, request: Request) -> Visitor | Response:
         try:
@@ -129,18 +124,14 @@ class ServiceHost:
     # What is theirs
 
     async def tenant_of(self, visitor: Visitor) -> Tenant:
-        """Return the tenant of a person."""
         return await self.service.tenants.get(visitor.tenant)
 
-    async def api_request(self, visit: Visit, *, outlives: bool = False) -> ApiRequest:
+    async def api_request(self, request: Request, visitor: Visitor, *, outlives: bool = False) -> ApiRequest:
         """Return the request as the rest of the service takes it. One that `outlives` its answer is not ended by it."""
-        http = Request(visit.request.scope, _never) if outlives else visit.request
-        return await self._api_request(http, visit.visitor)
-
-    async def _api_request(self, http: Request, visitor: Visitor) -> ApiRequest:
+        http = Request(request.scope, never) if outlives else request
         return ApiRequest(
-            http,
-            self.service,
+            http=http,
+            service=self.service,
             principal=principal_of_visitor(visitor),
             tenant=await self.tenant_of(visitor),
             body=None,
@@ -149,30 +140,21 @@ class ServiceHost:
         )
 
     async def log_of(self, visitor: Visitor) -> LogReader:
-        """Return the record of the person's tenant."""
         if (found := self._logs.get(visitor.tenant)) is not None:
             return found
         config = (await self.tenant_of(visitor)).config
-        return self._logs.setdefault(
-            visitor.tenant, LogReader(config.record, _verifiers(config.record_config.key or default_key_path()))
-        )
+        keys = load_verifiers(config.record_config.key, is_needed=False)
+        return self._logs.setdefault(visitor.tenant, LogReader(config.record, keys))
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
         """Run it again within what the tenant may use."""
-        api = await self._api_request(request, visitor)
+        api = await self.api_request(request, visitor)
         async with under_way(api):
             return await api.tenant.replays.make(run, trust, replay_context(api, run))
 
     async def stub_of(self, visitor: Visitor, tool: str) -> str:
-        """Return what scripts see of a tool of the tenant."""
         registry = (await self.tenant_of(visitor)).registry
         return registry.subset([tool]).to_python() if registry.has(tool) else ""
-
-
-async def _never() -> Message:
-    """Receive nothing, and no end."""
-    await anyio.sleep_forever()
-    raise AssertionError("unreachable")
 
 
 def principal_of_visitor(visitor: Visitor) -> Principal:
@@ -191,10 +173,3 @@ def _to_login(request: Request) -> Response:
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     return RedirectResponse("/login", 303)
-
-
-def _verifiers(path: Any) -> list[Verifier]:
-    try:
-        return [load_verifier(path)]
-    except AuditError:
-        return []

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from toolcell.audit import shown_text
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.run import CallEnded, CallStarted, LogPrinted, RunFinished
 from toolcell.service.problems import Problem
@@ -16,11 +15,13 @@ from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.viewer.live_runs import LiveRun, Reader, Tell, event_stream
-from toolcell.service.viewer.rendering import as_download, as_image, image_kind, to_text
+from toolcell.service.viewer.rendering import as_download, as_image, to_text
 from toolcell.service.viewer.service_host import host_of, principal_of_visitor
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import EXECUTE, READ
 from toolcell.sessions import Session
+from toolcell.support.data_text import shown_text
+from toolcell_bridge.guest.pictures import picture_type
 
 MAX_PRINTED_CHARS: Final = 200_000
 """Shown of what one script prints."""
@@ -28,15 +29,13 @@ MAX_FILE_BYTES: Final = 32 << 20
 
 
 async def sessions(visit: Visit) -> Response:
-    """List the sessions of the tenant."""
     tenant = await host_of(visit).tenant_of(visit.visitor)
     found = [session_members(*each) for each in await tenant.sessions.list()]
     return visit.page("sessions", sessions=found, may_run=visit.visitor.can(EXECUTE))
 
 
 async def create(visit: Visit) -> Response:
-    """Open a session."""
-    api = await host_of(visit).api_request(visit)
+    api = await host_of(visit).api_request(visit.request, visit.visitor)
     name = visit.fields.get("name", "").strip() or None
     async with under_way(api):
         session = await api.tenant.sessions.create(name, {"context": context_of(api)})
@@ -44,7 +43,6 @@ async def create(visit: Visit) -> Response:
 
 
 async def show(visit: Visit) -> Response:
-    """Show one session."""
     name = _name(visit)
     tenant = await host_of(visit).tenant_of(visit.visitor)
     found = next((session_members(*each) for each in await tenant.sessions.list() if each[0] == name), None)
@@ -59,7 +57,7 @@ async def run(visit: Visit) -> Response:
     if not code.strip():
         raise UsageError("type a script first")
     host, session = host_of(visit), await _session(visit)
-    api = await host.api_request(visit, outlives=True)
+    api = await host.api_request(visit.request, visit.visitor, outlives=True)
 
     async def work(tell: Tell) -> None:
         try:
@@ -74,8 +72,7 @@ async def run(visit: Visit) -> Response:
         finally:
             tell("end", "")
 
-    live = host.live.begin(visit.visitor.tenant, work)
-    return visit.part("terminal_entry", code=code, live=live)
+    return visit.part("terminal_entry", code=code, live=host.live.begin(visit.visitor.tenant, work))
 
 
 async def _tell(stream: Any, tell: Tell, one: RunUnderWay) -> None:
@@ -95,7 +92,6 @@ async def _tell(stream: Any, tell: Tell, one: RunUnderWay) -> None:
 
 
 async def events(visit: Visit) -> Response:
-    """Send what happens in a run that was started here."""
     live = host_of(visit).live.find(visit.visitor.tenant, visit.request.path_params["live"])
     if live is None:
         raise PageMissing("there is no such run; it may have made room for newer ones")
@@ -115,14 +111,12 @@ async def _followed(visit: Visit, live: LiveRun, first: int) -> AsyncIterator[tu
 
 
 async def interrupt(visit: Visit) -> Response:
-    """Interrupt the script under way."""
     was = await (await _session(visit)).interrupt()
     return visit.part("note", text="interrupted" if was else "nothing is under way")
 
 
 async def reset(visit: Visit) -> Response:
-    """Forget names and files."""
-    api, session = await host_of(visit).api_request(visit), await _session(visit)
+    api, session = await host_of(visit).api_request(visit.request, visit.visitor), await _session(visit)
     async with under_way(api):
         await session.reset()
     return visit.part("note", text="names and files are forgotten")
@@ -136,8 +130,7 @@ async def forget(visit: Visit) -> Response:
 
 
 async def files(visit: Visit) -> Response:
-    """List the files in the workspace."""
-    api, session = await host_of(visit).api_request(visit), await _session(visit)
+    api, session = await host_of(visit).api_request(visit.request, visit.visitor), await _session(visit)
     async with under_way(api):
         found = await session.files()
     return visit.part("session_files", name=_name(visit), files=found)
@@ -145,7 +138,7 @@ async def files(visit: Visit) -> Response:
 
 async def file(visit: Visit) -> Response:
     """Return a file of the workspace: a picture to look at, if that is asked for, or a file to keep."""
-    api, session = await host_of(visit).api_request(visit), await _session(visit)
+    api, session = await host_of(visit).api_request(visit.request, visit.visitor), await _session(visit)
     params = visit.request.query_params
     path = params.get("path", "")
     async with under_way(api):
@@ -155,7 +148,7 @@ async def file(visit: Visit) -> Response:
         if listed[path] > MAX_FILE_BYTES:
             raise UsageError(f"the file has {listed[path]} bytes; the pages hand out at most {MAX_FILE_BYTES}")
         content = await session.read_file(path)
-    if params.get("as") == "picture" and image_kind(content):
+    if params.get("as") == "picture" and picture_type(content):
         return as_image(content) or as_download(path, content)
     return as_download(path, content)
 

@@ -32,15 +32,12 @@ class Visit:
         """Fields of the form, where one was sent."""
 
     async def log(self) -> LogReader:
-        """Return the record that this person may read."""
         return await self.host.log_of(self.visitor)
 
     def page(self, name: str, /, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
         return self._answer(name, status, values)
 
     def part(self, name: str, /, headers: Mapping[str, str] | None = None, **values: Any) -> Response:
-        """Return a part of a page."""
         return self._answer(f"parts/{name}", 200, values, headers)
 
     def _answer(

@@ -43,7 +43,6 @@ class Verifications:
         self._lock = threading.Lock()
 
     def newest(self, log: LogReader) -> Verification | None:
-        """Return the newest check of a log."""
         return self._newest.get(log.directory)
 
     def begin(self, log: LogReader) -> Verification:

@@ -9,7 +9,6 @@ from toolcell.service.viewer.visitors import READ
 
 
 async def verification(visit: Visit) -> Response:
-    """Show the newest check of the log."""
     log = await visit.log()
     return visit.page("verify", check=visit.host.verifications.newest(log), log=log)
 
@@ -20,7 +19,6 @@ async def state(visit: Visit) -> Response:
 
 
 async def begin(visit: Visit) -> Response:
-    """Check the log."""
     check = visit.host.verifications.begin(await visit.log())
     if visit.request.headers.get("hx-request") == "true":
         return visit.part("verification", check=check)

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from toolcell.audit import RecordedRun, Trust
 from toolcell.config import Limits, PoolConfig
-from toolcell.control import Replay, replay, runtime_options
+from toolcell.control import Replay, replay
 from toolcell.runtime import Runtime
 from toolcell.service.log_reader import LogReader
 from toolcell.service.replays import bounded
@@ -53,7 +53,6 @@ class Logins:
         return len(self._logins)
 
     def begin(self, credential: str) -> str:
-        """Return the cookie of a new login."""
         cookie, now = secrets.token_urlsafe(32), self._clock()
         self._logins.put(_digest(cookie), BrowserLogin(credential, now, now))
         return cookie
@@ -72,7 +71,6 @@ class Logins:
         return found
 
     def end(self, cookie: str) -> None:
-        """Forget a login."""
         self._logins.pop(_digest(cookie))
 
 
@@ -98,7 +96,6 @@ class Visitor:
     """Who it is within the tenant."""
 
     def can(self, scope: str) -> bool:
-        """True when the person may do this."""
         return scope in self.scopes
 
 
@@ -154,13 +151,12 @@ class OneLog:
         return Response(text, 403, media_type="text/plain")
 
     async def log_of(self, visitor: Visitor) -> LogReader:
-        """Return the record."""
         return self._log
 
     async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
         """Run it again as its record says, if that is verified, with the backend of this viewer."""
         run = run if trust == Trust.VERIFIED else bounded(run, trust, Limits())
-        options = runtime_options(run)
+        options = run.runtime_options()
         async with self._replays, Runtime(None, backend=self._backend, pool=PoolConfig(warm=1), **options) as runtime:
             return await replay(runtime, run)
 

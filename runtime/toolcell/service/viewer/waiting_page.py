@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit import Index, shown_text
+from toolcell.audit import Index
+from toolcell.calls.call import ResumeDecision
 from toolcell.calls.result import without_bytes
-from toolcell.control import ResumeDecision
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.results import ExecutionResult, PendingCall, Suspension
+from toolcell.results import PendingCall, Suspension
 from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
 from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
@@ -22,6 +22,7 @@ from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
 from toolcell.support import daemon_threads
 from toolcell.support.call_text import arguments_text, table_text
+from toolcell.support.data_text import shown_text
 from toolcell.tools import Approve, Deny, Edit
 
 CHANGED = "what waits is no longer what this page showed; look at it again"
@@ -33,16 +34,14 @@ TOO_LONG = (
 
 
 async def waiting(visit: Visit) -> Response:
-    """Show everything that waits."""
-    tenant = await host_of(visit).tenant_of(visit.visitor)
-    found = tenant.journals
+    found = (await host_of(visit).tenant_of(visit.visitor)).journals
     suspended, drafts = await found.suspended(), await found.drafts()
 
     def shown() -> tuple[list[Any], list[Any]]:
         calls = [(each, [(call, *_arguments_shown(call.args)) for call in each.calls]) for each in suspended]
         return calls, [(each, [(one, *_arguments_shown(one.args)) for one in each.effects]) for each in drafts]
 
-    calls, effects = await daemon_threads.run_sync(shown)  # arguments may be long
+    calls, effects = await daemon_threads.run_large(shown)  # arguments may be long
     return visit.page(
         "waiting",
         suspended=calls,
@@ -79,7 +78,7 @@ def _arguments_shown(args: Mapping[str, Any]) -> tuple[str, bool]:
 async def decide(visit: Visit) -> Response:
     """Carry a suspended run on with what the person decided about its calls."""
     ident = visit.request.path_params["ident"]
-    api = await host_of(visit).api_request(visit)
+    api = await host_of(visit).api_request(visit.request, visit.visitor)
     found = next((each for each in await api.tenant.journals.suspended() if each.run_id == ident), None)
     if found is None:
         raise PageMissing("no such run waits: it was decided about already, or has ended")
@@ -90,21 +89,22 @@ async def decide(visit: Visit) -> Response:
 async def carry_on(visit: Visit) -> Response:
     """Carry an interrupted run on."""
     ident = visit.request.path_params["ident"]
-    api = await host_of(visit).api_request(visit)
+    api = await host_of(visit).api_request(visit.request, visit.visitor)
     if ident not in await api.tenant.journals.interrupted():
         raise PageMissing("no such run was interrupted, or it was carried on already")
     return await _carried_on(visit, ident, {})
 
 
 async def _carried_on(visit: Visit, token: Suspension | str, decisions: dict[str, ResumeDecision]) -> Response:
-    api = await host_of(visit).api_request(visit)
+    api = await host_of(visit).api_request(visit.request, visit.visitor)
     runtime = api.tenant.runtime
     if name := await api.tenant.journals.session_of(token if isinstance(token, str) else token.run_id):
         await api.tenant.sessions.get(name)  # its script is carried on there
     async with under_way(api) as run:
         options: dict[str, Any] = {"context": context_of(api), "cancel": run.cancel}
         result = await runtime.resume(token, decisions, **options)
-    return visit.page("decided", result=result, **shown_result(result))
+    value = shown_text(result.value) if result.has_value else ""
+    return visit.page("decided", result=result, value=value, printed=result.logs.text)
 
 
 def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
@@ -158,7 +158,7 @@ def _arguments(text: str, call: PendingCall) -> dict[str, Any]:
 async def commit(visit: Visit) -> Response:
     """Make the writes of a draft that the person chose."""
     ident = visit.request.path_params["ident"]
-    api = await host_of(visit).api_request(visit)
+    api = await host_of(visit).api_request(visit.request, visit.visitor)
     runtime = api.tenant.runtime
     draft = next((each for each in await api.tenant.journals.drafts() if each.id == ident), None)
     if draft is None:
@@ -173,11 +173,6 @@ async def commit(visit: Visit) -> Response:
     async with under_way(api):
         done = await runtime.commit(given, chosen, context=context_of(api))
     return visit.page("committed", done=done, rows=[(each, _arguments_shown(each.args)[0]) for each in done.effects])
-
-
-def shown_result(result: ExecutionResult) -> dict[str, Any]:
-    """Return the texts of a result."""
-    return {"value": shown_text(result.value) if result.has_value else "", "printed": result.logs.text}
 
 
 ROUTES = (

@@ -18,7 +18,6 @@ from toolcell.testing.harness import (
     expect,
     expect_equal,
     expect_outcome,
-    run_on,
 )
 
 isolation_cases = CaseGroup("isolation")
@@ -296,6 +295,6 @@ async def one_sandbox_for_two_runs(harness: BackendHarness) -> None:
     """Within one sandbox, the next run finds names and files of the run before it."""
     async with harness.connection() as connection:
         for number, source in enumerate(("x = 40\nopen('f', 'w').write('2')", "set_result(x + int(open('f').read()))")):
-            result = await run_on(connection, source, number=number + 1)
+            result = await connection.run(source, harness.registry, LIMITS, number + 1)
             expect(connection.is_usable, "the sandbox cannot be used again")
     expect_equal(result.value, 42, "the value of the second run")

@@ -6,7 +6,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run import GuestConnection
+from toolcell.run import SandboxRunner
 from toolcell.sandbox import Backend
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
@@ -22,7 +22,6 @@ from toolcell.testing.harness import (
     expect,
     expect_equal,
     expect_outcome,
-    run_on,
     tool_that_sets,
 )
 
@@ -86,7 +85,7 @@ async def closed_during_a_run(harness: BackendHarness) -> None:
             async with anyio.create_task_group() as tasks:
                 await backend.open()
                 try:
-                    connection = GuestConnection(await backend.start(LIMITS))
+                    connection = SandboxRunner(await backend.start(LIMITS))
                     await connection.hello()
                     called = anyio.Event()
                     tasks.start_soon(_run_for_ever, connection, called, outcomes)
@@ -100,8 +99,8 @@ async def closed_during_a_run(harness: BackendHarness) -> None:
     await connection.sandbox.destroy()
 
 
-async def _run_for_ever(connection: GuestConnection, called: anyio.Event, outcomes: list[Outcome]) -> None:
-    outcomes.append((await run_on(connection, CALL_AND_STAY, tools=tool_that_sets(called))).outcome)
+async def _run_for_ever(connection: SandboxRunner, called: anyio.Event, outcomes: list[Outcome]) -> None:
+    outcomes.append((await connection.run(CALL_AND_STAY, tool_that_sets(called), LIMITS)).outcome)
 
 
 @life_cases

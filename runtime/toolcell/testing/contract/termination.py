@@ -11,7 +11,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
-from toolcell.run import GuestConnection
+from toolcell.run import SandboxRunner
 from toolcell.sandbox import Sandbox
 from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.harness import (
@@ -24,7 +24,6 @@ from toolcell.testing.harness import (
     expect,
     expect_equal,
     expect_outcome,
-    run_on,
     tool_that_sets,
 )
 
@@ -176,7 +175,7 @@ async def before_hello(harness: BackendHarness) -> None:
         sandbox.kill()
         try:
             with anyio.fail_after(SOON_S):
-                await GuestConnection(sandbox).hello()
+                await SandboxRunner(sandbox).hello()
                 # It may have said Hello before it was killed. Then `is_alive` must become False.
                 await eventually(lambda: not sandbox.is_alive(), "a killed sandbox counts as alive")
         except SandboxUnavailable:
@@ -209,7 +208,7 @@ async def while_running(harness: BackendHarness) -> None:
             connection.sandbox.kill()
 
         tasks.start_soon(kill)
-        result = await run_on(connection, CALL_AND_STAY, tools=tool_that_sets(called))
+        result = await connection.run(CALL_AND_STAY, tool_that_sets(called), LIMITS)
         expect(result.outcome is Outcome.KILLED, f"the outcome is {result.outcome}")
         end = await connection.sandbox.ended()
         expect(end.signal in (9, None), f"it ended by signal {end.signal}")
@@ -226,7 +225,7 @@ timer.daemon = True
 timer.start()
 set_result('done')"""
     async with harness.connection() as connection:
-        result = await run_on(connection, source)
+        result = await connection.run(source, harness.registry, LIMITS)
         await eventually(lambda: not connection.sandbox.is_alive(), "a sandbox that ended counts as alive")
     expect_equal((result.outcome, result.value), (Outcome.OK, "done"), "outcome and value")
 
@@ -271,7 +270,7 @@ async def _stands_still(harness: BackendHarness, stop: Callable[[Sandbox], Await
     for kind, also in ALSO.items():
         async with harness.connection() as connection:
             sandbox = connection.sandbox
-            result = await run_on(connection, TICKING.format(also=also))
+            result = await connection.run(TICKING.format(also=also), harness.registry, LIMITS)
             expect_equal((result.outcome, result.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
             if await stop(sandbox):
                 await _until_silent(sandbox, f"a {word} sandbox continues, {kind}")
@@ -315,7 +314,7 @@ async def touches_nobody_else(harness: BackendHarness) -> None:
                 sandbox.interrupt()
             sandbox.sample(last=True)
             sandbox.cpu_now()
-            result = await run_on(connection, "set_result(42)")
+            result = await connection.run("set_result(42)", harness.registry, LIMITS)
             expect_equal(result.value, 42, "the value of another sandbox")
             expect_equal(connection.sandbox.read_output(), (b"", b""), "its raw output")
         for each in ends:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "build", "check", "debian_base", "reference",
+    "build", "check", "reference",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.images import build, check, debian_base, reference
+    from toolcell.sandbox.docker.images import build, check, reference
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import toolcell_bridge
 from toolcell._version import FOLDER, __version__
@@ -48,6 +47,9 @@ Report = Callable[[str], None]
 
 DEFAULT_BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
 """The official image with this installation's version of Python, so that installed packages can be copied into it."""
+
+SUITE, MIRROR = "bookworm", "http://deb.debian.org"
+"""Of Debian, where it is the base."""
 
 
 def silent(text: str) -> None:
@@ -165,8 +167,7 @@ def build_with_packages(
         install_packages(site, wanted, ask_python(client, on.id), report, on.packages)
         drop_distributions(site, on.packages)
         drop_tests(site)
-        packages = json.dumps({**on.packages, **versions_in(site)}, sort_keys=True)
-        labels = {**labels, reference.PACKAGES: packages}
+        labels = {**labels, reference.PACKAGES: json.dumps({**on.packages, **versions_in(site)}, sort_keys=True)}
         return build(client, context, on.id, tag, labels, fresh=fresh, report=report)
 
 
@@ -288,8 +289,8 @@ def pack(context: Path, target: IO[bytes]) -> None:
 def import_debian(
     client: EngineClient,
     *,
-    suite: str = debian_base.SUITE,
-    mirror: str = debian_base.MIRROR,
+    suite: str = SUITE,
+    mirror: str = MIRROR,
     report: Report = silent,
     shell: bool = False,
 ) -> str:
@@ -306,21 +307,18 @@ def import_debian(
     with debian_base.download(suite, mirror, report, shell=shell) as packages, tempfile.TemporaryFile() as archive:
         # Images built on a base inherit its labels, except the role.
         known = [f"{label}={packages.digest}", f"{reference.ROLE}={reference.DEBIAN}"]
-        found = call_api(client.api.images, filters={"label": known})
-        if not found:
+        if not (found := call_api(client.api.images, filters={"label": known})):
             report(f"merging {len(packages.files)} packages")
             debian_base.write_archive(packages, archive)
             archive.seek(0)
-            changes = [f"LABEL {label}={packages.digest}", f"LABEL {reference.ROLE}={reference.DEBIAN}"]
             call_api(
                 client.api.import_image_from_data,
                 archive,
                 repository=reference.DEBIAN_REPOSITORY,
                 tag=name,
-                changes=changes,
+                changes=[f"LABEL {label}={packages.digest}", f"LABEL {reference.ROLE}={reference.DEBIAN}"],
             )
-    inspected = call_api(client.api.inspect_image, found[0]["Id"] if found else tag)
-    return str(inspected["Id"])
+    return str(call_api(client.api.inspect_image, found[0]["Id"] if found else tag)["Id"])
 
 
 # Build the image of `toolcell serve`: this installation's toolcell and what it imports, for a base's interpreter.
@@ -443,7 +441,7 @@ def provides(image: ImageRef, item: Wanted) -> bool:
     requirement = item.requirement
     if requirement is None or requirement.extras or requirement.marker:
         return False
-    version = image.packages.get(canonicalize_name(requirement.name))
+    version = image.packages.get(requirement.name)
     return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 

@@ -82,8 +82,7 @@ def run_python(client: EngineClient, image: str, code: str, runtime: str | None 
         SandboxUnavailable: there is no python3, or it failed; repeats its last lines.
     """
     api = client.api
-    config = _probe_config(image, code, runtime)
-    container = str(call_api(api.create_container_from_config, config)["Id"])
+    container = str(call_api(api.create_container_from_config, _probe_config(image, code, runtime))["Id"])
     try:
         call_api(api.start, container)
         status = int(call_api(api.wait, container, timeout=PROBE_TIMEOUT_S)["StatusCode"])

@@ -24,8 +24,6 @@ from typing import IO
 
 from toolcell.errors import SandboxUnavailable
 
-SUITE = "bookworm"
-MIRROR = "http://deb.debian.org"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 WANTED = ("python3", "base-files", "libc-bin", "libgomp1", "libstdc++6", "media-types", "netbase", "tzdata")
@@ -80,7 +78,7 @@ class DebianPackages:
 
 @contextmanager
 def download(
-    suite: str = SUITE, mirror: str = MIRROR, report: Callable[[str], None] = lambda text: None, *, shell: bool = False
+    suite: str, mirror: str, report: Callable[[str], None] = lambda text: None, *, shell: bool = False
 ) -> Iterator[DebianPackages]:
     """Download the packages of an interpreter, with security updates and checked signatures; delete them afterwards.
 

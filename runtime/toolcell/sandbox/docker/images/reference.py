@@ -115,7 +115,6 @@ def why_unusable(found: ImageRef) -> str | None:
 
 
 def find_image(client: EngineClient, name: str) -> ImageRef | None:
-    """Find an image by tag or id."""
     try:
         inspected = call_api(client.api.inspect_image, name)
     except NotFound:
@@ -176,7 +175,6 @@ def guest_sources() -> str:
 
 
 def digest_of(folder: Path) -> str:
-    """Return a digest of the names and contents of a folder's files."""
     whole = hashlib.sha256()
     for path in sources_in(folder):
         content = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -117,8 +117,7 @@ def install_packages(
     wanted = package_sources.parse_wanted(packages)
     why_not_copied = "of another interpreter or C library"
     if python.can_use_ours:
-        ours = package_sources.probe_interpreter(Path(sys.executable))
-        installed = package_sources.find_installed(wanted, ours)
+        installed = package_sources.find_installed(wanted, package_sources.probe_interpreter(Path(sys.executable)))
         if isinstance(installed, package_sources.Installed) and _matches(installed, pinned or {}):
             site.mkdir(parents=True, exist_ok=True)
             package_sources.copy_installed(installed, site)
@@ -198,7 +197,6 @@ def drop_distributions(site: Path, had: Mapping[str, str]) -> None:
 
 
 def versions_in(site: Path) -> dict[str, str]:
-    """Return name and version of every package in a directory."""
     found = package_sources.distributions_in(site)
     return {canonicalize_name(dist.metadata["Name"]): dist.version for dist in found}
 
