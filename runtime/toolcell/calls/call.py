@@ -350,16 +350,11 @@ class CallableTools(Protocol):
     def makes_requests(self) -> bool:
         """True when the libraries of a script may send HTTP requests."""
 
-    async def dispatch(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = ...,
-        origin: Origin | None = ...,
-        context: RunContext | None = ...,
-    ) -> ToolResult:
-        """Make one call."""
+    def new_call(self, name: str, args: Mapping[str, Any] | str, **fields: Any) -> Call:
+        """Return the record of a call about to be made. `fields`: further ones of a `Call`."""
+
+    def make(self, call: Call) -> Awaitable[ToolResult]:
+        """Make a call that `new_call` returned, or answer it."""
 
 
 class CallingRegistry(CallableTools, Protocol):

@@ -350,8 +350,8 @@ class ToolContext:
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
         """Call another tool on the same path, with the caller's rights."""
-        call = self.call
-        return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
+        call, tools = self.call, self.call.registry
+        return await tools.make(tools.new_call(name, args or {}, origin=call.origin, context=call.nested_run()))
 
 
 async def concluded(call: Call, result: ToolResult) -> ToolResult:

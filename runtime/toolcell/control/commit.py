@@ -189,7 +189,8 @@ async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: D
         state=run.state,
         deadline=math.inf,
     )
-    return await call.registry.dispatch(call.name, args, call_id=call_id, origin=call.origin, context=context)
+    tools = call.registry
+    return await tools.make(tools.new_call(call.name, args, call_id=call_id, origin=call.origin, context=context))
 
 
 _RULES: Final = (Approvals, Meter)

@@ -4,15 +4,13 @@ script has ended."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 
-from toolcell.calls.call import Denial, RunContext, decided
-from toolcell.calls.options import Origin
+from toolcell.calls.call import Call, Denial, RunContext, decided
 from toolcell.calls.placeholders import DryRun
 from toolcell.calls.result import ToolResult
 from toolcell.config import OnApproval
@@ -32,7 +30,7 @@ from toolcell.results import SCRIPT_OUTCOMES, Divergence, ErrorInfo, ExecutionRe
 from toolcell.run.calls import end_script_alone
 from toolcell.run.options import Refresh
 from toolcell.run.run import Run, RunPart
-from toolcell.tools.registry import answer_from_record
+from toolcell.tools.pipeline import answer_call
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft
@@ -83,15 +81,7 @@ class JournaledCalls(RunPart):
         if on_approval == "suspend" or journal.file is not None:
             self.features = (JournaledStarts(journal), *self.features)
 
-    async def make_call(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
+    async def make_call(self, call: Call) -> ToolResult:
         """Answer a call from the journal, or make it.
 
         Raises:
@@ -104,25 +94,17 @@ class JournaledCalls(RunPart):
         try:
             if self.journal.replay is not None:
                 async with self._lookup:
-                    recorded = await self.journal.recorded(name, args)
-            entry, is_known = self.journal.ask(call_id, name, args, recorded), recorded is not None
-            if not self._is_first_run and (answer := await self._recorded_answer(entry, is_known)) is not None:
-                return await answer_from_record(
-                    name,
-                    args,
-                    answer,
-                    run=entry.run or self.journal.run or self.journal.id,
-                    facts=_facts(entry),
-                    call_id=call_id,
-                    origin=origin,
-                    context=context,
-                )
-            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+                    recorded = await self.journal.recorded(call.name, call.raw_args)
+            entry = self.journal.ask(call.call_id, call.name, call.raw_args, recorded)
+            if not self._is_first_run and (answer := await self._recorded_answer(entry, recorded is not None)):
+                call.facts = _facts(entry)
+                return await answer_call(call, answer, entry.run or self.journal.run or self.journal.id)
+            result = await self._tools.make(call)
             if result.error is not None:
                 entry.is_refused = not result.meta.duration_ms
             return result
         except RunEnded as exc:
-            end_script_alone(exc, context)
+            end_script_alone(exc, call.run)
             raise
         finally:
             suspender.active -= 1

@@ -15,9 +15,8 @@ from typing import Any, Final, NoReturn
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.replay_diff import Comparison, clean_value
-from toolcell.calls.call import RunContext, ScriptRuntime
+from toolcell.calls.call import Call, RunContext, ScriptRuntime
 from toolcell.calls.definition import ToolDefinition
-from toolcell.calls.options import Origin
 from toolcell.calls.placeholders import RecordedDryRun
 from toolcell.calls.result import Status, ToolFailure, ToolResult
 from toolcell.errors import ToolAbort, UsageError
@@ -25,7 +24,7 @@ from toolcell.journal.replay import CallReplay, JournalEntry, RecordedTools
 from toolcell.results import SCRIPT_OUTCOMES, Divergence, ExecutionResult, Outcome
 from toolcell.support.packing import text_digest
 from toolcell.support.text import one_line, with_line
-from toolcell.tools.registry import answer_from_record
+from toolcell.tools.pipeline import answer_call
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -177,24 +176,13 @@ class AnsweringTools(RecordedTools):
         self._until = until
         self._on_call = on_call
 
-    async def dispatch(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
+    async def make(self, call: Call) -> ToolResult:
         """Return the recorded answer of the recorded call.
 
         Raises:
             ToolAbort: the call is not the recorded one, or there is nothing more to answer.
         """
-        answer = self._recorded_answer(name, args, call_id)
-        return await answer_from_record(
-            name, args, answer, run=self._run_id, call_id=call_id, origin=origin, context=context
-        )
+        return await answer_call(call, self._recorded_answer(call.name, call.raw_args, call.call_id), self._run_id)
 
     async def _recorded_answer(self, name: str, args: Any, call_id: str) -> ToolResult:
         ident = int(call_id.removeprefix("call_"))

@@ -13,13 +13,14 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import anyio
 
-from toolcell.calls.call import RunContext
+from toolcell.calls.call import Call
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.calls.result import Status, ToolFailure, ToolResult, of_plain
 from toolcell.errors import SessionError, ToolAbort
 from toolcell.results import Divergence, PendingCall
 from toolcell.support.event_loop import ChangeEvent
+from toolcell.tools.registry import ToolRegistry
 from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import HTTP, INSTALL_PACKAGE, ToolFail, ToolReturn
@@ -244,6 +245,9 @@ class CallReplay:
         return next((number for number in earlier if number not in self.made), None)
 
 
+_NO_TOOLS: Final = ToolRegistry().freeze()
+
+
 class RecordedTools:
     """What a script was told of its tools, for another run of it (`CallableTools`). None of them is called."""
 
@@ -282,14 +286,10 @@ class RecordedTools:
         """True when the script has sent a request, or installed a package."""
         return HTTP in self._called or INSTALL_PACKAGE in self._called
 
-    async def dispatch(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
+    def new_call(self, name: str, args: Mapping[str, Any] | str, **fields: Any) -> Call:
+        """Return the record of a call that gets an answer, and no tool."""
+        return _NO_TOOLS.new_call(name, args, **fields)
+
+    async def make(self, call: Call) -> ToolResult:
         """Raise: the journal of the script answers its calls."""
         raise SessionError("no tool is called while a state is rebuilt")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import anyio
 
-from toolcell.calls.call import RunContext
+from toolcell.calls.call import Call, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import failure, unsendable
 from toolcell.calls.options import Origin
@@ -166,7 +166,8 @@ class ToolCalls:
         uploads = requests.uploads if requests is not None and call.name == HTTP else None
         args = call.args if uploads is None else self._whole(uploads, call.args)
         try:
-            result = await run.make_call(call.name, args, call_id=call_id, origin=Origin.CODE, context=context)
+            made = run.tools.new_call(call.name, args, call_id=call_id, origin=Origin.CODE, context=context)
+            result = await run.make_call(made)
         except AuditError as exc:
             for part in run.parts:
                 part.unrecorded(exc)
@@ -413,15 +414,7 @@ class ListedCalls(RunPart):
         self._by_id: dict[str, ListedCall] = {}
         self.journal_id = self._list.id
 
-    async def make_call(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
+    async def make_call(self, call: Call) -> ToolResult:
         """Make a call.
 
         Raises:
@@ -429,15 +422,15 @@ class ListedCalls(RunPart):
             AuditError: the call could not be recorded.
         """
         is_kept = self._list.size + self._work.uploaded <= ANSWER_BYTES
-        call = self._by_id[call_id] = ListedCall(name, args if is_kept else None)
-        self._list.calls.append(call)
+        listed = self._by_id[call.call_id] = ListedCall(call.name, call.raw_args if is_kept else None)
+        self._list.calls.append(listed)
         try:
-            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+            result = await self._tools.make(call)
         except RunEnded as exc:
-            end_script_alone(exc, context)
+            end_script_alone(exc, call.run)
             raise
         if result.error is not None:
-            call.is_refused = not result.meta.duration_ms
+            listed.is_refused = not result.meta.duration_ms
         return result
 
     def answered(self, call_number: int, frame: bytes) -> None:
@@ -457,7 +450,7 @@ class ListedCalls(RunPart):
         return result
 
 
-def end_script_alone(exc: RunEnded, context: RunContext | None) -> None:
+def end_script_alone(exc: RunEnded, context: RunContext) -> None:
     """Let what ended a script not end the agent's run around it."""
-    if context is not None and context.state.abort is exc:
+    if context.state.abort is exc:
         context.state.abort = None

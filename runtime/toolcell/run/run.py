@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final
 
-from toolcell.calls.call import CallableTools, Feature, RunContext
+from toolcell.calls.call import Call, CallableTools, Feature, RunContext
 from toolcell.calls.result import ToolResult
 from toolcell.config import Limits
 from toolcell.errors import AuditError, UsageError
@@ -126,7 +126,7 @@ class RunPart:
     """What it adds to the context of the run's calls."""
     journal_id = ""
     """Name of the journal for the run's result, if this keeps one."""
-    make_call: Callable[..., Awaitable[ToolResult]] | None = None
+    make_call: Callable[[Call], Awaitable[ToolResult]] | None = None
     """Makes the run's calls, or answers them, in place of its tools."""
 
     def sandbox_found(self, sandbox: Sandbox) -> None:
@@ -196,7 +196,7 @@ class Run:
         """Where the run's work is counted; its calls count theirs in the same place."""
         self.options = options
         self.parts: tuple[RunPart, ...] = ()
-        self.make_call: Callable[..., Awaitable[ToolResult]] = tools.dispatch
+        self.make_call: Callable[[Call], Awaitable[ToolResult]] = tools.make
         """Makes a call, or answers it from a journal."""
         self.journal_id = ""
         """Name of the run's journal, for its result."""

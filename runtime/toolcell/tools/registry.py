@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from toolcell.calls.arguments import Prepare, ToolCall, unique_ids
-from toolcell.calls.call import NO_FACTS, BeforeHook, Call, CallableTools, Hook, RunContext, RunScope
+from toolcell.calls.call import BeforeHook, Call, CallableTools, Hook, RunContext, RunScope
 from toolcell.calls.context import current, share_labels
 from toolcell.calls.definition import (
     AnthropicToolDef,
@@ -644,12 +644,12 @@ class ToolRegistry:
             check_kind("context=", context, RunContext, cure="write RunContext(user_id=...)")
         return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
 
-    async def make(self, call: Call, *, preview: bool = False) -> ToolResult:
+    def make(self, call: Call, *, preview: bool = False) -> Awaitable[ToolResult]:
         """Make a call that `new_call` returned. `preview`: its tool shows only what the call would do."""
         state = self._state
         if preview:
             state = replace(state, tools={call.name: state.tools[call.name].preview()})
-        return await run_call(state, call)
+        return run_call(state, call)
 
     def new_call(
         self,
@@ -736,25 +736,11 @@ class ToolRegistry:
         made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
         return made, await refuse(self._state, made, refusal)
 
-    async def answer(
-        self,
-        name: str,
-        args: Any,
-        answer: ToolResult | Awaitable[ToolResult],
-        *,
-        run: str = "",
-        note: str = "",
-        facts: Mapping[str, Any] = NO_FACTS,
-        **fields: Any,
-    ) -> ToolResult:
-        """Give a call an answer from elsewhere, as from the record of `run`, and its place in the record.
-
-        `note`: says where it comes from, if not from a run. `facts`: what the record has of it. `fields`: further ones
-        of `new_call`.
-        """
-        call = self.new_call(name, args, **fields)
-        call.facts, call.warnings = facts, (note,) if note else ()
-        return await answer_call(call, answer, run)
+    @staticmethod
+    def answer(call: Call, answer: ToolResult, note: str) -> Awaitable[ToolResult]:
+        """Give a call an answer from elsewhere, and its place in the record. `note`: says where it comes from."""
+        call.warnings = (note,)
+        return answer_call(call, answer)
 
     def new_run(self, **fields: Any) -> RunContext:
         """Return a new run with this registry's settings; inside a tool call, a part of that call's run."""
@@ -901,16 +887,3 @@ def tool(
     known = DEFAULT_TOOL_OPTIONS.changed(options)
     spec = ToolSpec.of_function(function, name=name, description=description, prepare=prepare, options=known)
     return FunctionTool(function, spec)
-
-
-_NO_TOOLS = ToolRegistry().freeze()
-
-
-async def answer_from_record(
-    name: str, args: Any, answer: ToolResult | Awaitable[ToolResult], *, run: str, **fields: Any
-) -> ToolResult:
-    """Give a call an answer of the record of `run`, and its place in events and in the audit log. No tool runs.
-
-    `fields`: further ones of `ToolRegistry.answer`.
-    """
-    return await _NO_TOOLS.answer(name, args, answer, run=run, **fields)

@@ -107,18 +107,9 @@ class CallerTools:
         except RemoteProtocolError as exc:
             result = ToolResult.fail(str(exc))
 
-        async def answer() -> ToolResult:
-            return result
-
-        await self.tools.answer(
-            said.tool,
-            said.arguments,
-            answer(),
-            note="answered by the service",
-            call_id=said.call_id,
-            origin=self._origin(said.origin),
-            context=self.context,
-        )
+        origin = self._origin(said.origin)
+        call = self.tools.new_call(said.tool, said.arguments, said.call_id, origin, self.context)
+        await self.tools.answer(call, result, "answered by the service")
 
     def _context_of(self, run_id: str) -> RunContext:
         # The service counts calls that fail again and again, and its hint is in the answer once.
