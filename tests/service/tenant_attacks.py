@@ -98,8 +98,6 @@ def with_token(title: str, token: Callable[[World], str], status: int, code: str
 RUNS = (
     by_id("the record of a run, by its id", "GET", "/v1/runs/{}", "run", 404, "no_such_run"),
     by_id("the record of a run, by its place in the log", "GET", "/v1/runs/{}", "place", 404, "no_such_run"),
-    by_id("a file that a run was given", "GET", "/v1/runs/{}/files/in.txt", "run", 404, "no_such_run"),
-    by_id("a file that a run has returned", "GET", "/v1/runs/{}/files/out.txt", "run", 404, "no_such_run"),
     by_id("a replay of a run", "POST", "/v1/runs/{}/replay", "run", 404, "no_such_run", {}),
     by_id("undoing what a run has made", "POST", "/v1/runs/{}/revert", "run", 404, "no_such_id"),
     get("bolt's runs in the list", "/v1/runs?limit=100"),

@@ -193,7 +193,6 @@ SCOPES = {
     "POST /v1/plan": "execute",
     "GET /v1/runs": "read",
     "GET /v1/runs/x": "read",
-    "GET /v1/runs/x/files/x": "read",
     "POST /v1/runs/x/replay": "execute read",
     "GET /v1/suspended": "read",
     "GET /v1/suspended/x": "read",

@@ -102,12 +102,13 @@ async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-async def test_files_that_do_not_fit_can_be_fetched(tmp_path: Path) -> None:
+async def test_files_that_do_not_fit_can_be_fetched_from_a_session(tmp_path: Path) -> None:
     code = "open('a.bin', 'wb').write(bytes(range(256)) * 8192); set_result(1, files=['a.bin'])"
     async with client_of(tmp_path) as client:
-        result = (await client.post("/v1/execute", json={"code": code})).json()
+        await client.post("/v1/sessions", json={"name": "s"})
+        result = (await client.post("/v1/sessions/s/execute", json={"code": code})).json()
         (file,) = result["files"]
         assert (file["data"], file["size"]) == (None, 2 * MIB)
-        assert "fetch it from" in file["problem"]
-        fetched = await client.get(f"/v1/runs/{result['run_id']}/files/a.bin")
+        assert "fetch it from /v1/sessions" in file["problem"]
+        fetched = await client.get("/v1/sessions/s/files/a.bin")
         assert fetched.content == bytes(range(256)) * 8192

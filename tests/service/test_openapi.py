@@ -90,7 +90,7 @@ def tour(client: TestClient) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield a request for each route, after what it needs."""
     suspended = client.post("/v1/execute", json={"code": "call_tool('pay', amount=1)"}).json()["suspension"]
     of_draft = client.post("/v1/execute", json={"code": "call_tool('pay', amount=2)", "dry_run": True}).json()
-    recorded = client.post("/v1/execute", json={"code": "1", "files": [{"name": "a/in.txt", "text": "x"}]}).json()
+    recorded = client.post("/v1/execute", json={"code": "1"}).json()
     yield "POST", "/v1/execute", {"json": {"code": "call_tool('double', number=1)", "preflight": True}}
     yield "POST", "/v1/plan", {"json": {"steps": [{"tool": "double", "args": {"number": 2}}]}}
     yield "GET", "/v1/suspended", {}
@@ -101,7 +101,6 @@ def tour(client: TestClient) -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "POST", f"/v1/runs/commit-{of_draft['draft_id']}/revert", {}
     yield "GET", "/v1/runs?limit=2&tool=d*&since=1", {}
     yield "GET", f"/v1/runs/{recorded['run_id']}", {}
-    yield "GET", f"/v1/runs/{recorded['run_id']}/files/a/in.txt", {}
     yield "POST", f"/v1/runs/{recorded['run_id']}/replay", {"json": {}}
     yield "GET", "/v1/tools", {}
     yield "GET", "/v1/tools/double", {}

@@ -75,10 +75,10 @@ def _smaller(data: object) -> Iterator[object]:
 
 
 def _without_files(data: object) -> object:
-    """Return an answer without the content of its files: half of base64 is none. They can be fetched by themselves."""
+    """Return an answer without the content of its files: half of base64 is none."""
     if not (isinstance(data, Mapping) and isinstance(files := data.get("files"), list | tuple)):
         return data
-    why = "it was left out, because the answer is too large; fetch it from /v1/runs/{run_id}/files/{path}"
+    why = "it was left out, because the answer is too large; write it in a session, and fetch it from /v1/sessions"
     return {
         **data,
         "files": [

@@ -149,12 +149,6 @@ class TenantConfig(SettingsModel):
     sessions: int = setting(default=64, gt=0)
     """Sessions that are open at once."""
 
-    files_s: float = setting(default=86_400.0, gt=0, le=366 * 86_400)
-    """Seconds for which files that scripts returned can be fetched from `/v1/runs/{run_id}/files/{path}`."""
-
-    files_bytes: int = setting(default=256 * MIB, ge=0)
-    """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
-
     record: Annotated[Path | str, BeforeValidator(_place)] = Path()
     """The file, or PostgreSQL database (postgresql://...), that records what its scripts did; in `defaults`, a folder
     in which each tenant has one, NAME.db, or a database in which each tenant has a schema of its own. Without it:

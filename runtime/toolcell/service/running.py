@@ -35,7 +35,6 @@ from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.runs_under_way import RunUnderWay
-from toolcell.service.tenants import Tenant
 
 T = TypeVar("T")
 
@@ -88,12 +87,6 @@ def result_members(result: ExecutionResult) -> dict[str, Any]:
         # None: it was not sent.
         entry["data"] = base64.b64encode(file.data).decode() if file.data is not None else None
     return members
-
-
-async def kept_result(tenant: Tenant, result: ExecutionResult) -> dict[str, Any]:
-    """Return the members of a run's answer. Its files are kept for a time, too."""
-    await tenant.files.keep(result.run_id, result.files)
-    return result_members(result)
 
 
 MEDIA_TYPE: Final = "text/event-stream"
@@ -154,8 +147,6 @@ async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest, run: Ru
     try:
         async for event in stream:
             run.check_allowed()
-            if isinstance(event, RunFinished):
-                await request.tenant.files.keep(event.result.run_id, event.result.files)
             await writer.event(*_event_fields(event))
     except Problem as problem:
         await writer.event("problem", problem.to_dict())

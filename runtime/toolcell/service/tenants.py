@@ -24,7 +24,6 @@ from toolcell.sandbox import use_package_index
 from toolcell.service.answering import Answers
 from toolcell.service.authentication import LOOPBACK_TENANT
 from toolcell.service.config import ServiceConfig, TenantConfig
-from toolcell.service.downloads import DownloadStore
 from toolcell.service.log_reader import RecordedRuns
 from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
@@ -80,13 +79,12 @@ class Tenant:
         config: TenantConfig,
         registry: ToolRegistry,
         runtime: Runtime,
-        files: DownloadStore,
         replays: Replays,
         answers: Answers,
         keys: RequestKeys,
     ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
-        self.files, self.replays, self.answers, self.keys = files, replays, answers, keys
+        self.replays, self.answers, self.keys = replays, answers, keys
         self.missing_servers: dict[str, dict[str, Any]] = {}
         """Options of its MCP servers that could not be had."""
         self._connecting: asyncio.Task[None] | None = None
@@ -192,15 +190,12 @@ class Tenants:
             keys = RequestKeys(log, name, self._config.idempotency_s, self._config.idempotency_keys)
             stack.callback(keys.close)
             self._on_open(name, runtime)
-            files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
-            stack.push_async_callback(files.close)
             replays = Replays(runtime, config, log, partial(self._on_open, name))
             tenant = Tenant(
                 name,
                 config,
                 registry=registry,
                 runtime=runtime,
-                files=files,
                 replays=replays,
                 answers=Answers(self._config.answer_bytes),
                 keys=keys,

@@ -12,7 +12,7 @@ from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.routes.models import ExecuteRequest, PlanRequest, PlanResult, RunResult
 from toolcell.service.run_arguments import chosen_tools, context_of, script_options
-from toolcell.service.running import RunEventStream, kept_result, run_for, wants_events
+from toolcell.service.running import RunEventStream, result_members, run_for, wants_events
 from toolcell.service.runs_under_way import RunUnderWay
 
 
@@ -25,7 +25,7 @@ async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
         return RunEventStream(request, lambda cancel: runtime.stream(given.code, **options, cancel=cancel))
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return await kept_result(request.tenant, await runtime.execute_code(given.code, **options, cancel=run.cancel))
+        return result_members(await runtime.execute_code(given.code, **options, cancel=run.cancel))
 
     return await run_for(request, work)
 
@@ -50,7 +50,7 @@ async def execute_plan(request: ApiRequest) -> Mapping[str, Any]:
         suspension=rows.suspension,
         journal_id=rows.journal_id,
     )
-    members = await kept_result(request.tenant, about)
+    members = result_members(about)
     return {"rows": members["value"], **{name: members[name] for name in PlanResult.model_fields if name != "rows"}}
 
 

@@ -1,18 +1,14 @@
-"""/v1/runs: what has run, from the audit log: lists, one run, its input files, and replays."""
+"""/v1/runs: what has run, from the audit log: lists, one run, and replays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import Response
-
 from toolcell.audit import Filter
-from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
+from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
-from toolcell.service.problems import Problem
 from toolcell.service.routes.models import RecordedRunAnswer, ReplayAnswer, ReplayRequest, RunList, RunsQuery
-from toolcell.service.routes.sessions import download
 from toolcell.service.run_arguments import replay_context
 from toolcell.service.running import run_for
 from toolcell.service.runs_under_way import RunUnderWay
@@ -40,23 +36,6 @@ async def show(request: ApiRequest) -> Mapping[str, Any]:
     return await request.tenant.recorded.detail(request.path["run_id"])
 
 
-async def read_file(request: ApiRequest) -> Response:
-    """Return a file that a run has returned, while it is kept, or was given, where the log has its content."""
-    ident, name = request.path["run_id"], request.path["path"]
-    if (kept := await request.tenant.files.find(ident, name)) is not None:
-        return download(name, kept)
-    run = await request.tenant.recorded.load(ident)
-    for given, _, _, content in run.start.get("files") or ():
-        if given == name and isinstance(content, bytes):
-            return download(name, content)
-    config = request.tenant.config
-    detail = (
-        f"no file {name!r:.80} of the run is kept: returned ones are for {config.files_s:g} s, and up to "
-        f"{config.files_bytes} bytes together; given ones where the log has their content"
-    )
-    raise Problem(404, "no_such_file", "No such file", detail)
-
-
 async def repeat(request: ApiRequest) -> Mapping[str, Any]:
     """Run a recorded script again with the answers that it got. No tool is called."""
     given: ReplayRequest = request.body
@@ -79,10 +58,6 @@ ENDPOINTS = (
     Endpoint(
         method="GET", path=ONE, scope=Scope.READ, handler=show, summary="Show everything recorded of a run",
         answer=RecordedRunAnswer,
-    ),
-    Endpoint(
-        method="GET", path=f"{ONE}/files/{{path:path}}", scope=Scope.READ, handler=read_file,
-        summary="Read a file that a run has returned or was given", gives=BYTES,
     ),
     Endpoint(
         method="POST", path=f"{ONE}/replay", scope=Scope.EXECUTE, reads_runs=True, handler=repeat,

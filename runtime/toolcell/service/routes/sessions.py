@@ -25,7 +25,7 @@ from toolcell.service.routes.models import (
     SessionRequest,
 )
 from toolcell.service.run_arguments import context_of, files_of, script_options
-from toolcell.service.running import RunEventStream, kept_result, run_for, wants_events
+from toolcell.service.running import RunEventStream, result_members, run_for, wants_events
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.sessions import Session
@@ -81,7 +81,7 @@ async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
         return RunEventStream(request, lambda cancel: session.stream(given.code, **options, cancel=cancel))
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return await kept_result(request.tenant, await session.execute_code(given.code, **options, cancel=run.cancel))
+        return result_members(await session.execute_code(given.code, **options, cancel=run.cancel))
 
     return await run_for(request, work)
 

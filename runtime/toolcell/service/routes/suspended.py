@@ -25,7 +25,7 @@ from toolcell.service.routes.models import (
     SuspendedRuns,
 )
 from toolcell.service.run_arguments import context_of
-from toolcell.service.running import kept_result, run_for
+from toolcell.service.running import result_members, run_for
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.socket.values import plain_record
 from toolcell.tools import Approve, Deny, Edit
@@ -58,7 +58,7 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
         options: dict[str, Any] = {"context": context_of(request), "cancel": run.cancel}
-        return await kept_result(tenant, await tenant.runtime.resume(token, decisions, **options))
+        return result_members(await tenant.runtime.resume(token, decisions, **options))
 
     return await run_for(request, work)
 
