@@ -423,11 +423,11 @@ class Runner:
     def _set_result(self, data: Any, names: Any, run: RunScript) -> None:
         wanted = files.requested(names)
         packed = to_packed(data, "result")
-        if packed.size > run.result_bytes:
-            raise ValueTooLarge("result", packed.size, run.result_bytes, cure=TOO_LARGE)
+        if (size := packed.size) > run.result_bytes:
+            raise ValueTooLarge("result", size, run.result_bytes, cure=TOO_LARGE)
         message = Result(packed, wanted)
         self._flush()
-        if self._is_last and not wanted and packed.size <= HELD_BYTES:
+        if self._is_last and not wanted and size <= HELD_BYTES:
             # No message of the script can follow. It is sent together with Done, which saves both ends a system call
             # and the host a wake-up.
             self._held[:] = [message]

@@ -42,7 +42,7 @@ class PackedValue:
     @property
     def size(self) -> int:
         """Bytes that it takes in a message."""
-        return len(self.data) + sum(each.nbytes for each in self.tables)
+        return len(self.data) + (sum(each.nbytes for each in self.tables) if self.tables else 0)
 
 
 def pack_value(value: object, what: str = "value") -> Any:

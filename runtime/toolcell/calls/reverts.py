@@ -77,7 +77,7 @@ class Reverts(Feature):
         """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""
         if not made.calls:
             return
-        known = self._made.get(ident) or made
+        known = self._made.use(ident) or made
         if known is not made:
             known.calls += made.calls
         self._made.put(ident, known, sum(call.size for call in known.calls))

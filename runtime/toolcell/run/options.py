@@ -371,7 +371,7 @@ class RunOptions:
         for name, function in (("on_log", self.on_log), ("on_progress", self.on_progress)):
             if function is not None and not callable(function):
                 raise UsageError(f"{name}= takes a function, not {brief(function)}")
-        if self.on_approval not in get_args(OnApproval):
+        if self.on_approval != "ask" and self.on_approval not in get_args(OnApproval):
             raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {brief(self.on_approval)}')
         if self.refresh not in ("", "reads"):
             raise UsageError(f'refresh must be "" or "reads", not {self.refresh!r:.40}')

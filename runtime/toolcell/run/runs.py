@@ -32,6 +32,7 @@ from toolcell.run.run import LARGE, Run, RunPart, Script
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
+from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
@@ -244,8 +245,8 @@ class Runs:
                 begin_run(context)
         else:
             context = context or RunContext()
-            context = context if own_limits is None else context.child(limits=own_limits)
-            context = self.begin(context.within(**scope))
+            own_limits = own_limits or context.limits
+            context = self.begin(context.child(limits=own_limits, scope=changed(context.scope, **scope)))
         link.id = context.run_id
         return Run(script, tools, context, message, work=work, is_large=large, options=options)
 

@@ -6,6 +6,7 @@ nothing that they do not declare. What a backend need not do has a default.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
@@ -209,9 +210,11 @@ class Sandbox(Meter):
 
 def profile_of(sandbox: Sandbox) -> dict[str, Any]:
     """Return which profile of the process backend a sandbox has, and which layers of the strongest it lacks."""
-    if sandbox.backend != "process":
-        return {}
-    live = sandbox.layers.keys()
+    return _profile_of(frozenset(sandbox.layers)) if sandbox.backend == "process" else {}
+
+
+@functools.lru_cache(maxsize=16)
+def _profile_of(live: frozenset[str]) -> dict[str, Any]:
     profile = next((name for name, layers in AUTO_FLOOR.items() if layers <= live), "")
     return {"profile": profile, "missing": tuple(sorted(DEFAULT_LAYERS - live))}
 

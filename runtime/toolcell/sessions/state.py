@@ -13,7 +13,7 @@ from typing import Literal
 
 import anyio
 
-from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.call import OUTERMOST_SCOPE, CallableTools, RunContext
 from toolcell.calls.run_state import RunLink
 from toolcell.config import Limits, OnApproval
 from toolcell.control.dry_runs import DryRuns
@@ -317,8 +317,8 @@ class SessionState:
 
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
-        given = given or RunContext(run_id=run_id)
-        context = given.child(run_id=run_id, scope=changed(given.scope, session_id=self._id))
+        scope = changed(OUTERMOST_SCOPE if given is None else given.scope, session_id=self._id)
+        context = RunContext(run_id=run_id, scope=scope) if given is None else given.child(run_id=run_id, scope=scope)
         context.state.labels.join(self.labels)
         return context
 
@@ -372,8 +372,9 @@ class SessionState:
 
     async def _settle(self) -> None:
         """Have what was noted in the record, before anybody gets the result."""
-        with anyio.CancelScope(shield=True), suppress(OSError):  # then it is written later, or the record is lost
-            await self._host.journals.settle()
+        if self._host.journals.is_durable:
+            with anyio.CancelScope(shield=True), suppress(OSError):  # then it is written later, or the record is lost
+                await self._host.journals.settle()
 
     async def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._meter.latest_cpu_s  # measured at the end of the script
