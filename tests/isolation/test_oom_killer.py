@@ -9,7 +9,7 @@ import pytest
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.sandbox.process.process_watch import tree_of
-from toolcell_bridge.isolation.oom import OOM_SCORE
+from toolcell_bridge.isolation.procfs import OOM_SCORE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 

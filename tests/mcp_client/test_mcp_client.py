@@ -117,7 +117,7 @@ async def test_a_changed_list_is_followed() -> None:
     client = await registry.add_mcp_server("g", command=HONEST, allow=["grow", "hello", "late"])
     try:
         assert set(registry.list()) == {"g.grow", "g.hello"}
-        await until(lambda: client.is_connected)
+        await until(lambda: client.state == "connected")
         await registry.dispatch("g.grow", {})
         await until(lambda: set(registry.list()) == {"g.grow", "g.late"})
     finally:
@@ -131,7 +131,7 @@ async def test_a_server_that_dies_fails_its_calls_and_is_started_again(monkeypat
     monkeypatch.setattr(client._restarts, "_pause_s", 3600.0)
     try:
         lost = await registry.dispatch("d.t", {})
-        await until(lambda: not client.is_connected)
+        await until(lambda: client.state != "connected")
         refused = await registry.dispatch("d.t", {})
     finally:
         await registry.close()
@@ -149,7 +149,7 @@ async def test_a_server_is_started_again_with_the_same_tools() -> None:
     client = await registry.add_mcp_server("d", command=raw(pages=[[a_tool()]], dies=True))
     try:
         await registry.dispatch("d.t", {})
-        await until(lambda: client.restarts == 1 and client.is_connected)
+        await until(lambda: client.restarts == 1 and client.state == "connected")
         assert registry.list() == ["d.t"]
     finally:
         await registry.close()

@@ -87,8 +87,8 @@ def _wait_for_zygote(pid: int) -> int:
 def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
     """Carry out steps 1 to 5 and return the zygote's pid."""
     sys.path.insert(0, os.path.abspath(os.path.join(__file__, "..", "..", "..")))
-    from toolcell_bridge.isolation.oom import prefer_in_oom_killer
-    from toolcell_bridge.isolation.root import ALL, build, clone, id_map, write_maps
+    from toolcell_bridge.isolation.procfs import id_map, prefer_in_oom_killer, write_maps
+    from toolcell_bridge.isolation.root import ALL, build, clone
     from toolcell_bridge.isolation.syscalls import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_PDEATHSIG, prctl, unshare
 
     ids: list[int] | None = plan["ids"]  # type: ignore[assignment]

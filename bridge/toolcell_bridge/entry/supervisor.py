@@ -39,7 +39,7 @@ from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation import landlock, rlimits
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges, set_undumpable
-from toolcell_bridge.isolation.oom import prefer_in_oom_killer
+from toolcell_bridge.isolation.procfs import prefer_in_oom_killer
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import (
     PR_SET_CHILD_SUBREAPER,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from toolcell_bridge.isolation import capabilities, landlock, rlimits, root, seccomp
+from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
 from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITIES, PASSWD, SCRATCH, WORKSPACE, WRITABLE
-from toolcell_bridge.isolation.root import id_map
+from toolcell_bridge.isolation.procfs import forbid_nested, id_map, write_maps
 from toolcell_bridge.isolation.seccomp_policy import SeccompPolicy
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWCGROUP,
@@ -185,5 +185,5 @@ def _enter_user_namespace(outer_id: int, proc: int) -> None:
     # After the change of ids root owns /proc/self, but this process has to write the maps.
     prctl(PR_SET_DUMPABLE, 1)
     ids = id_map(GUEST_ID, outer_id)
-    root.write_maps(proc, "self", ids, ids, deny_setgroups=True)
-    root.forbid_nested(proc)
+    write_maps(proc, "self", ids, ids, deny_setgroups=True)
+    forbid_nested(proc)

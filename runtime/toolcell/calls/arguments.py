@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Self
 
 from toolcell.calls.compiled_schema import compile_schema, large_from
@@ -32,13 +33,13 @@ from toolcell.calls.values import (
     ValueProblem,
     bounded_json,
     copy_arguments,
+    in_thread_if_large,
     is_large,
     json_copy,
     path_text,
     with_text_for_bytes,
 )
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support import daemon_threads
 from toolcell.support.checks import closest, text_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
@@ -172,7 +173,7 @@ async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Coll
     """
     if isinstance(received, str):
         text = str.__str__(received)
-        received = await daemon_threads.run_large(parse_arguments, text) if is_large(text) else parse_arguments(text)
+        received = await in_thread_if_large(text, partial(parse_arguments, text))
     if received is None:  # how several models write "no arguments"
         received = {}
     if prepare is None or not isinstance(received, Mapping):

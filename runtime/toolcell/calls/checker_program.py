@@ -52,7 +52,7 @@ def main(host: int, memory_bytes: int, idle_s: float) -> None:
 
 def _confine(host: int, memory_bytes: int) -> None:
     if sys.platform == "linux":
-        from toolcell_bridge.isolation.oom import prefer_in_oom_killer
+        from toolcell_bridge.isolation.procfs import prefer_in_oom_killer
         from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
         prefer_in_oom_killer("/proc/self")

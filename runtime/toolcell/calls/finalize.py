@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from toolcell.calls.call import Call
@@ -37,6 +38,7 @@ from toolcell.calls.values import (
     MIN_INTEGER,
     bounded_json,
     described_bytes,
+    in_thread_if_large,
     is_large,
     plain_or_text,
     plain_value,
@@ -324,7 +326,7 @@ async def with_data(name: str, options: ToolOptions, result: ToolResult, *, is_f
     returns, text = options.returns, result.output
     wants_data = returns is not None and _says_a_type(returns)
     try:
-        value = await daemon_threads.run_large(_parsed, text) if is_large(text) else _parsed(text)
+        value = await in_thread_if_large(text, partial(_parsed, text))
     except (ValueError, RecursionError) as exc:
         return _mismatch(name, result, f"its text is not JSON: {exc}") if wants_data else result
     problem = await find_problem(returns or {}, value, is_foreign=is_foreign) if wants_data else None

@@ -10,15 +10,18 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from toolcell.support.checks import brief, text_of
+from toolcell.support.daemon_threads import run_large
 from toolcell.support.host_work import NUMBERS
 from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
+
+Made = TypeVar("Made")
 
 MAX_DEPTH = 64
 """Nesting of arguments and results. The bridge accepts as much; no sensible schema comes near."""
@@ -270,6 +273,11 @@ def values_in(value: Any, kinds: Any) -> Iterator[Any]:
         else:
             continue
         left += [item for item in items if type(item) not in SCALARS]
+
+
+async def in_thread_if_large(value: Any, make: Callable[[], Made]) -> Made:
+    """Return what is made of a value: in a thread, where the value is large."""
+    return await run_large(make) if is_large(value) else make()
 
 
 def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = True) -> bool:

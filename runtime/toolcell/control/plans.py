@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from toolcell.calls.call import Block, Call, CallableTools, Denial, RunContext
@@ -18,7 +19,7 @@ from toolcell.calls.placeholders import DryRun
 from toolcell.calls.result import Status, ToolResult
 from toolcell.calls.reverts import Reverts
 from toolcell.calls.run_state import RunLink, open_jobs
-from toolcell.calls.values import is_large
+from toolcell.calls.values import in_thread_if_large, is_large
 from toolcell.control.dry_runs import DryRuns
 from toolcell.control.script_header import continued_context, who_of
 from toolcell.control.suspension import JournalApprovals, JournaledStarts, recorded_answer
@@ -30,7 +31,6 @@ from toolcell.journal.store import JournalStore
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, PendingCall, Suspension
 from toolcell.run.options import RunOptions
 from toolcell.run.runs import Runs
-from toolcell.support import daemon_threads
 from toolcell.support.packing import value_digest
 from toolcell.tools.plan import plan_of
 from toolcell_bridge.guest.values import to_plain
@@ -131,7 +131,7 @@ class PlanRuns:
 
     async def execute(self, steps: Sequence[Mapping[str, Any]], options: RunOptions) -> PlanRows:
         """Run a plan; see `Runtime.execute_plan`."""
-        plan = await daemon_threads.run_large(plan_of, steps) if is_large(steps) else plan_of(steps)
+        plan = await in_thread_if_large(steps, partial(plan_of, steps))
         registry: Any = self._runs.tools(options.tools)
         on_approval = options.on_approval
         context = await self._dry_runs.begin(options.dry_run, options.context, on_approval)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
-from toolcell.calls.values import is_large
-from toolcell.support import daemon_threads
+from toolcell.calls.values import in_thread_if_large
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import RegisteredTool
@@ -35,9 +35,7 @@ def call_digest(tool: str, args: Any) -> str:
 
 async def digest_of_call(tool: str, args: Any) -> str:
     """Return the same as `call_digest`. Large arguments are sorted and hashed in a thread: it may take 0.1 s."""
-    if not is_large(args):
-        return call_digest(tool, args)
-    return await daemon_threads.run_large(call_digest, tool, args)
+    return await in_thread_if_large(args, partial(call_digest, tool, args))
 
 
 def options_of(tools: CallableTools, name: str, args: Any = None) -> ToolOptions:

@@ -9,7 +9,7 @@ from mcp_types import Tool, methods
 from pydantic import ValidationError
 
 from toolcell.calls.schema import with_parts
-from toolcell.mcp.structure import MAX_LISTED_ERRORS, has_too_many, too_many_checked
+from toolcell.mcp.structure import has_too_many, too_many_checked, too_many_errors
 from toolcell.support.event_loop import TimeSlice
 from toolcell.support.foreign_definitions import MAX_SCHEMA_BYTES
 
@@ -174,8 +174,8 @@ def _problem(page: Mapping[str, Any], version: str) -> str | None:
     try:
         methods.validate_server_result(METHOD, version, page)
     except ValidationError as exc:
-        if exc.error_count() > MAX_LISTED_ERRORS:
-            return f"it has {exc.error_count()} errors"
+        if said := too_many_errors(exc):
+            return said
         first = next(
             (each for each in exc.errors(include_url=False, include_input=False) if "tools" in each["loc"]), None
         )

@@ -13,6 +13,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -27,7 +28,7 @@ from pydantic import ValidationError
 
 from toolcell._version import __version__
 from toolcell.calls.definition import RESERVED
-from toolcell.calls.values import is_large
+from toolcell.calls.values import in_thread_if_large
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result, mismatch_of
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
@@ -37,9 +38,9 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.http_refusals import ANSWER_LOST, SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
-from toolcell.mcp.structure import MAX_LISTED_ERRORS
+from toolcell.mcp.structure import too_many_errors
 from toolcell.mcp.transports import OF_SERVER
-from toolcell.support import daemon_threads, event_loop
+from toolcell.support import event_loop
 from toolcell.support.checks import check_count, check_one_of, check_seconds
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.foreign_definitions import safe_text
@@ -199,11 +200,6 @@ class McpClient(OpenedInBlock):
         """Somebody asks for a server that was given up."""
         self._tried = ChangeEvent()
         """The next attempt to connect has come to its end."""
-
-    @property
-    def is_connected(self) -> bool:
-        """True while the server answers."""
-        return self._connection is not None
 
     @property
     def state(self) -> State:
@@ -462,8 +458,7 @@ class McpClient(OpenedInBlock):
         result = as_tool_result(self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
         if run_work is not None:
             value = result.value  # also what was JSON in its texts
-            took = await daemon_threads.run_large(about_bytes, value) if is_large(value) else about_bytes(value)
-            run_work.used += took
+            run_work.used += await in_thread_if_large(value, partial(about_bytes, value))
         return result
 
     async def _again_if_harmless(
@@ -518,8 +513,8 @@ class McpClient(OpenedInBlock):
             code = exc.error.code - OF_SERVER if exc.error.code < OF_SERVER else exc.error.code
             return safe_text(self._hide(exc.error.message), MAX_ERROR_CHARS) or f"error {code}"
         if isinstance(exc, ValidationError):
-            if exc.error_count() > MAX_LISTED_ERRORS:
-                return f"it has {exc.error_count()} errors"
+            if said := too_many_errors(exc):
+                return said
             first = exc.errors(include_url=False, include_input=False)[0]
             return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
         at = f" at {transport.host}" if transport is not None and transport.host else ""

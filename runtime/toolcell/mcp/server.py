@@ -23,7 +23,7 @@ from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.checker_process import find_problem
 from toolcell.calls.events import TOOL_UPDATE
 from toolcell.calls.result import without_bytes
-from toolcell.calls.values import BadValue, copy_arguments, is_large
+from toolcell.calls.values import BadValue, copy_arguments, in_thread_if_large
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
@@ -45,7 +45,6 @@ from toolcell.results import Array, ExecutionResult, Outcome, Suspension, Table
 from toolcell.run import CallStarted, LogPrinted, ProgressReported, RunFinished, RunOptions, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
-from toolcell.support import daemon_threads
 from toolcell.support.checks import check_count
 from toolcell.support.exact_json import json_size, json_start, json_text
 from toolcell.support.text import clean, one_line
@@ -232,7 +231,7 @@ class McpServer:
                 return types.InputRequiredResult(input_requests=asked, request_state=waiting.to_json())
             result = await self._carry_on(ctx, waiting.to_json(), await self._ask(ctx, waiting))
         make = partial(answer, result, with_logs=self.runtime.policy.logs_to_model)
-        return await _in_thread_if_large([result.value, result.logs.text], make)
+        return await in_thread_if_large([result.value, result.logs.text], make)
 
     async def _ask(self, ctx: Context, waiting: Suspension) -> dict[str, Any]:
         decisions = dict[str, Any]()
@@ -318,7 +317,7 @@ class McpServer:
     async def _plain_call(self, ctx: Context, name: str, args: dict[str, Any]) -> Answer:
         """Make one call as the only step of a plan: with the rules, records and approvals that calls have."""
         try:
-            copied = await _in_thread_if_large(args, partial(copy_arguments, args))
+            copied = await in_thread_if_large(args, partial(copy_arguments, args))
         except BadValue as exc:
             raise InvalidArguments(name, [exc.problem], args) from exc
         steps = [{"tool": name, "args": copied.args}]
@@ -361,7 +360,7 @@ class McpServer:
     async def _of_row(self, rows: PlanRows, name: str) -> types.CallToolResult:
         """Return what came of a plan's only step, a call of this tool, with the files that it returned."""
         schema = self._output(name)
-        made = await _in_thread_if_large(rows[0].get("result"), partial(_answer_of_row, rows, schema))
+        made = await in_thread_if_large(rows[0].get("result"), partial(_answer_of_row, rows, schema))
         if schema is None or made.is_error:
             return made
         tool = self.runtime.registry.registered(name)
@@ -379,10 +378,6 @@ def _rows(result: ExecutionResult) -> PlanRows:
     rows = PlanRows(result.value, result.run_id, result.journal_id)
     rows.suspension, rows.files = result.suspension, result.files
     return rows
-
-
-async def _in_thread_if_large(value: Any, make: Callable[[], Made]) -> Made:
-    return await daemon_threads.run_large(make) if is_large(value) else make()
 
 
 def _answer_of_row(rows: PlanRows, schema: dict[str, Any] | None) -> types.CallToolResult:

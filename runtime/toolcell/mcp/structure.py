@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from toolcell.support.event_loop import TimeSlice
 
 MAX_ELEMENTS: Final = 2**17
@@ -65,6 +67,11 @@ def with_whole_characters(data: bytes) -> bytes:
 
 MAX_CHECKED: Final = 5_000
 """Items that models check one by one, in one message: each may be five errors, and all of them are found at once."""
+
+
+def too_many_errors(exc: ValidationError) -> str:
+    """Return how many errors there are, where they are too many to list; else nothing."""
+    return f"it has {exc.error_count()} errors" if exc.error_count() > MAX_LISTED_ERRORS else ""
 
 
 def too_many_checked(most: int) -> str:
