@@ -23,12 +23,7 @@ from integrations.conftest import INSTALLED
 from private_names import missing_private_names
 from toolcell import Limits, Runtime, SyncRuntime
 
-pytestmark = [
-    pytest.mark.framework,
-    pytest.mark.isolation,
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # other files leave event loops, which end here
-]
+pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
 
 CITIES = ("Bern", "Basel")
 SCRIPTS = [f"here = {city!r}\n[here, tools.population(here), tools.area(here)]" for city in CITIES]
