@@ -186,6 +186,27 @@ async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) 
     assert result.content == "Sorry."
 
 
+@each_row("streaming", [False, True])
+async def test_anthropic_never_gets_input_back_that_is_no_object(streaming: bool) -> None:
+    """It refuses the whole conversation for it. Who wrote it, the model or a server between, is told by an error."""
+    own = {**tool_use("s1", "web_search"), "type": "server_tool_use"}
+    asks = message({**tool_use("t1", "read_file"), "input": ["/a"]}, own, stop="tool_use")
+    if streaming:
+        pieces = [{"type": "input_json_delta", "partial_json": '["/a"]'}]
+        asks = streamed_message((tool_use("t1", "read_file"), pieces), (own, pieces), stop="tool_use")
+    done: Any = streamed_message((text(""), []), stop="end_turn") if streaming else message(text("Sorry."))
+
+    result, server = await run("anthropic", ok(asks), ok(done), on_text=(lambda piece: None) if streaming else None)
+
+    [answer] = [each for each in result.messages if each["role"] == "tool"]
+    assert (
+        answer["content"].startswith("invalid tool arguments: ") and "must be an object, not list" in answer["content"]
+    )
+    inputs = [each["input"] for each in server.requests[1]["messages"][1]["content"]]
+    assert all(isinstance(each, dict) for each in inputs) and '["/a"]' in inputs[0].values(), inputs
+    assert inputs[1] == {}
+
+
 @pytest.mark.parametrize("provider_class", [OpenAIProvider, AnthropicProvider])
 async def test_a_server_that_cannot_be_reached_is_named_without_its_password(
     provider_class: type[OpenAIProvider | AnthropicProvider], free_tcp_port: int

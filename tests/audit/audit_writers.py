@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -24,6 +25,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.verification import verify
 from toolcell.errors import AuditError
+from toolcell.journal.database import JournalDatabase
 
 KEY = HmacKey(bytes(range(32)))
 EFFECTS = "effects"
@@ -46,14 +48,21 @@ def write(directory: str, runs: str) -> None:
 
 def fork(directory: str) -> None:
     ledger, log = opened(directory)
-    with log:
+    with log, closing(JournalDatabase(log)) as read, closing(JournalDatabase(log)) as closed:
         recorder = Recorder(log)
         ledger.run(recorder)
+        with read.reading() as read_by_parent, closed.reading() as left_open:
+            pass
         if os.fork() == 0:
             try:
                 ledger.run(recorder)
             except AuditError as exc:
                 print(exc, flush=True)
+            closed.close()
+            with read.reading() as own:
+                runs = own.execute("SELECT count(*) FROM run").fetchone()
+            assert left_open.in_transaction is False  # raises, where it is closed
+            print("read", *runs, own is read_by_parent, flush=True)
             os._exit(0)
         os.wait()
         ledger.run(recorder)

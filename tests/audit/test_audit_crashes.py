@@ -121,12 +121,12 @@ def test_without_room_no_tool_is_called_with_room_it_goes_on_and_a_read_only_fil
     assert read_only.endswith("log: its file system is read-only")
 
 
-def test_a_forked_child_cannot_write_its_parents_chain(tmp_path: Path) -> None:
+def test_a_forked_child_cannot_write_its_parents_chain_and_reads_with_a_connection_of_its_own(tmp_path: Path) -> None:
     with writers("fork", str(tmp_path)) as process:
         assert process.stdout is not None
         said = process.stdout.read()
     ledger = Ledger(tmp_path / "log")
 
-    assert "opened by the parent" in said
+    assert "opened by the parent" in said and "read 1 False" in said
     assert ledger.kinds().count(records.RUN_STARTED) == 2
     assert verify(ledger.path, [KEY]).ok

@@ -12,8 +12,19 @@ import anyio
 import pytest
 
 from rows import each_row
-from toolcell import Runtime, ToolRegistry, UsageError
-from toolcell.control.saved_script_check import ScriptReport, check_scripts, example_inputs
+from toolcell import (
+    Limits,
+    PackageError,
+    PoolConfig,
+    Runtime,
+    SandboxUnavailable,
+    ToolcellError,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.control import check_scripts
+from toolcell.control.saved_script_check import example_inputs
+from toolcell.testing import FakeBackend
 from toolcell.tools.saved_script import ToolThen, changes, saved_script
 
 THEN = """
@@ -146,21 +157,18 @@ def test_a_wrong_folder_or_tools_file_is_a_usage_error(folder: Path, tmp_path: P
     assert check(folder).returncode == 2
 
 
-@pytest.mark.isolation
-def test_what_a_check_raises_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from toolcell.control.type_check import TypeChecker
+@each_row("error", [UsageError("no ty here"), SandboxUnavailable("no sandbox here"), PackageError("no packages here")])
+def test_what_a_check_raises_comes_out_as_it_is(error: ToolcellError, tmp_path: Path) -> None:
+    class Failing(FakeBackend):
+        async def start(self, limits: Limits) -> Any:
+            raise error
 
-    async def fails(*args: object) -> Any:
-        raise UsageError("ty is not installed")
+    def runtime(tools: ToolRegistry) -> Runtime:
+        return Runtime(tools, backend=Failing([]), pool=PoolConfig(warm=0), allow_unisolated=True)
 
-    monkeypatch.setattr(TypeChecker, "findings", fails)
     ToolRegistry().save_script("f", "1", folder=tmp_path)
-
-    async def run() -> list[ScriptReport]:
-        return await check_scripts(tmp_path, ToolRegistry(), Runtime)
-
-    with pytest.raises(UsageError, match="ty is not installed"):
-        anyio.run(run)
+    with pytest.raises(type(error), match=str(error)):
+        anyio.run(check_scripts, tmp_path, ToolRegistry(), runtime)
 
 
 def test_inputs_are_checked_as_values_of_their_types() -> None:

@@ -52,6 +52,7 @@ ODD = {
     "crowd": "crowd and what it needs are 33 wheels, and one call installs at most 32",
     "locked": "cannot be read: 403 Client Error",
     "broken": "json.decoder.JSONDecodeError: ",
+    "leaning": "the index cannot be reached: GET http://127.0.0.1:",
 }
 """By what a script asks for: the value of the module that it gets, or what it reads."""
 
@@ -77,6 +78,8 @@ async def test_odd_packages_and_answers_with_errors_are_named(tmp_path: Path) ->
         make("pip", "99.0"),
         make("crowd", metadata="".join(f"Requires-Dist: one{number}\n" for number in range(32))),
         *(make(f"one{number}") for number in range(32)),
+        make("leaning"),  # which is not taken because the index does not answer for what the newer one needs
+        make("leaning", "2.0", metadata="Requires-Dist: silent\n"),
     ]
     pages = {
         "/simple/sdist/": page('<a href="/files/sdist-1.0.tar.gz">sdist-1.0.tar.gz</a>'),
@@ -91,6 +94,7 @@ async def test_odd_packages_and_answers_with_errors_are_named(tmp_path: Path) ->
         runtime,
     ):
         site.pages.update(pages)
+        site.pages["/simple/silent/"] = anyio.abc.ByteStream.aclose
         result = await runtime.execute_code(INSTALL, inputs={"names": list(ODD)})
 
     assert result.error is None, result.error
