@@ -1,6 +1,6 @@
 """Shows sandboxes in pods of a Kubernetes cluster with agent-sandbox: the same program with another backend.
 
-Before it: `toolcell kubernetes manifest --image IMAGE | kubectl apply -f -`. The tools run here.
+Before it: `kubectl apply -f sandbox_images/kubernetes/sandboxes.yaml`, with your image in it. The tools run here.
 """
 
 import anyio

@@ -25,6 +25,7 @@ import yaml
 from builtin.webkit import page, serve
 from egress.package_index import opened
 from integrations.conftest import EXAMPLES, needs
+from kubernetes_pool import pool_of
 from toolcell import (
     KubernetesBackend,
     Limits,
@@ -42,8 +43,6 @@ from toolcell.egress import Allow, Egress
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
 from toolcell.sandbox.kubernetes import backend as backend_module
 from toolcell.sandbox.kubernetes import cluster as cluster_module
-from toolcell.sandbox.kubernetes.cluster import manifests
-from toolcell.sandbox.kubernetes.pods import PodSettings
 from toolcell.sandbox.node import sandbox as node_sandbox_module
 from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
 from toolcell.tools import Approve
@@ -95,8 +94,7 @@ def add(a: int, b: int) -> int:
 
 
 def pool(**settings: Any) -> list[dict[str, Any]]:
-    replicas = settings.pop("replicas", 1)
-    return manifests(PodSettings(SERVICE_IMAGE, **settings), namespace="agents", replicas=replicas)
+    return pool_of(SERVICE_IMAGE, **{"replicas": 1, **settings})
 
 
 @pytest.fixture
@@ -579,7 +577,7 @@ async def test_a_claim_that_somebody_deleted_is_named_and_the_others_are_renewed
 async def test_a_pool_that_is_not_there_is_named_with_what_to_do(cluster: FakeKubernetes) -> None:
     said = await refusal_of(cluster, pool="tools")
     assert "no SandboxWarmPool 'tools'" in said
-    assert "toolcell kubernetes manifest" in said
+    assert "kubernetes/sandboxes.yaml" in said
 
 
 @pytest.mark.anyio
@@ -589,7 +587,7 @@ async def test_a_right_that_is_missing_is_named(filled: FakeKubernetes) -> None:
         said = await refusal_of(filled)
         assert "does not allow" in said, right
         assert right.split()[1] in said
-        assert "toolcell kubernetes manifest" in said
+        assert "kubernetes/sandboxes.yaml" in said
 
 
 @pytest.mark.anyio

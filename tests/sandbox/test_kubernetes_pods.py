@@ -1,11 +1,9 @@
-"""What `KubernetesBackend` asks of a cluster: its objects, and what it makes of a pod. Needs no cluster and no client."""
+"""What `KubernetesBackend` needs of a cluster: its objects, and what it makes of a pod. Needs no cluster and no client."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -16,13 +14,12 @@ import msgpack
 import pytest
 import yaml
 
+from kubernetes_pool import FILE, pool_of
 from rows import each_row
 from toolcell import Limits, UsageError
-from toolcell.cli.kubernetes import manifest
 from toolcell.config import MIB
 from toolcell.errors import MissingPackage
 from toolcell.sandbox.kubernetes.backend import KubernetesBackend
-from toolcell.sandbox.kubernetes.cluster import manifests
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
 from toolcell.sandbox.kubernetes.pods import (
     CONTAINERS,
@@ -33,11 +30,9 @@ from toolcell.sandbox.kubernetes.pods import (
     HARMLESS_IN_SPEC,
     POD_CONTEXT,
     SPEC,
-    PodSettings,
     bytes_of,
     layers_of,
     memory_of,
-    pod_template,
     weaknesses,
 )
 
@@ -47,7 +42,7 @@ KEY = b"k" * 32
 
 def pod(**settings: Any) -> dict[str, Any]:
     """A pod as the API server would tell it."""
-    found = copy.deepcopy(pod_template(PodSettings(IMAGE, **settings)))
+    found = pool_of(IMAGE, **settings)[0]["spec"]["podTemplate"]
     return {"apiVersion": "v1", "kind": "Pod", **found, "metadata": {"name": "toolcell-1", **found["metadata"]}}
 
 
@@ -66,7 +61,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 @each_row("settings", [{}, {"sandboxes": 4, "runtime_class": "gvisor"}])
 def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: dict[str, Any]) -> None:
     kubernetes_validate.validate(pod(**settings), version, strict=True)
-    objects = {each["kind"]: each for each in manifests(PodSettings(IMAGE, **settings), namespace="agents")}
+    objects = {each["kind"]: each for each in pool_of(IMAGE, **settings)}
 
     for kind in ("Role", "RoleBinding"):
         kubernetes_validate.validate(objects[kind], version, strict=True)
@@ -262,39 +257,12 @@ def test_the_error_about_a_pods_address_says_what_to_do_and_nothing_of_its_key(d
     assert caught.value.__context__ is None  # msgpack's error would keep what it was given
 
 
-def test_the_command_line_writes_what_kubectl_reads() -> None:
-    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--image", IMAGE, "-n", "agents"]
-    found = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    assert [each["kind"] for each in found] == ["SandboxTemplate", "SandboxWarmPool", "Role", "RoleBinding"]
-    as_json = subprocess.run([*command, "--json", "--memory", "64MiB"], capture_output=True, text=True, check=True)
-    items = json.loads(as_json.stdout)["items"]
-    assert items[0]["spec"]["podTemplate"]["spec"]["containers"][0]["image"] == IMAGE
-
-
-@each_row(
-    ("flags", "said"),
-    [
-        (["--runtime-class", "gvisor", "--sandboxes", "2"], "--sandboxes 1"),
-        (["--memory", "much"], "'much' is not a size"),
-        (["--memory", "1"], "--memory 1: "),
-        (["--disk", "0"], "--disk 0: "),
-        (["--cpus", "inf"], "--cpus"),
-        (["--pool", "Bad_Name"], "--pool takes a name of Kubernetes"),
-        (["--namespace", ""], "--namespace takes a name of Kubernetes"),
-        (["--service-account", "A B"], "--service-account takes a name of Kubernetes"),
-        (["--runtime-class", "g V"], "--runtime-class takes a name of Kubernetes"),
-        (["--runtime-class", ""], "--runtime-class takes a name of Kubernetes"),
-        (["--image", "a b"], "--image takes a name such as"),
-        (["--image", ""], "--image takes a name such as"),
-    ],
-    ids=str,
-)
-def test_a_wrong_option_of_manifest_is_named(flags: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--image", IMAGE, *flags]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"})
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert said in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_the_sizes_of_the_file_are_those_of_the_default_limits() -> None:
+    (template, *_), changed = (
+        yaml.safe_load_all(FILE.read_text(encoding="utf-8")),
+        pool_of("REGISTRY/toolcell/service:0.1.0"),
+    )
+    assert template == changed[0]
 
 
 @pytest.mark.anyio
@@ -302,14 +270,3 @@ async def test_the_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "k8s_agent_sandbox.async_k8s_helper", None)
     with pytest.raises(MissingPackage, match=re.escape("toolcell[kubernetes]")):
         await KubernetesBackend().open()
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(MissingPackage, match=re.escape("toolcell[kubernetes]")):
-        manifest("registry.example/toolcell/service")
-
-
-def test_the_page_shows_the_options_that_there_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200"}).stdout
-    for option in set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help", "--json", "--image"}:
-        assert option in page, option

@@ -33,7 +33,6 @@ COMMANDS: dict[str, str] = {
     "images": "Build, list and check the images of the Docker backend.",
     "cache": "List cached package environments, and remove old ones.",
     "kernel": "Install a Jupyter kernel whose cells run in a sandbox.",
-    "kubernetes": "Print what a cluster needs to run sandboxes.",
 }
 """Command to its line in `--help`; its module has the same name."""
 TABLE_COLUMNS = 72

@@ -90,7 +90,7 @@ class KubernetesBackend(Backend):
         ready_s: float = 180.0,
         lease_s: float = 300.0,
     ) -> None:
-        """`pool`: a SandboxWarmPool, as `toolcell kubernetes manifest` describes it.
+        """`pool`: a SandboxWarmPool, as `sandbox_images/kubernetes/sandboxes.yaml` describes it.
         `namespace`: None is that of the pod in which this runs, else of the context.
         `kubeconfig`, `context`: as of kubectl; without them the service account of the pod in which this runs is used.
         `sandboxes_per_pod`: at the same time. With 1 each sandbox gets a pod of its own, used once.

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.kubernetes.pod_server import PodAddress
-from toolcell.sandbox.kubernetes.pods import CONTAINER, IMAGE, RELAY, PodSettings, check_name, pod_template
-from toolcell.support.checks import brief
+from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY
 from toolcell.support.log import logger_of
 
 # Bytes to and from a program that is executed in a pod, over one WebSocket through the API server.
@@ -140,9 +139,10 @@ UNKNOWN = (
     "the API server does not know this caller: {why}; its credentials have expired or are of another cluster. "
     "`kubectl auth whoami` shows what a kubeconfig gives"
 )
+MANIFEST: Final = "sandbox_images/kubernetes/sandboxes.yaml of toolcell"
 FORBIDDEN = (
-    "the API server does not allow {verb} {plural} in the namespace {namespace}: {why}; `toolcell kubernetes manifest` "
-    "has the Role that is needed"
+    "the API server does not allow {verb} {plural} in the namespace {namespace}: {why}; the Role that is "
+    f"needed is in {MANIFEST}"
 )
 
 
@@ -247,7 +247,7 @@ class Cluster:
             elif exc.status == 404 and plural == POOLS and self.pool in why:
                 said = (
                     f"the namespace {self.namespace} has no SandboxWarmPool {self.pool!r}; "
-                    "make one: `toolcell kubernetes manifest | kubectl apply -f -`"
+                    f"make one: {MANIFEST} describes it"
                 )
             elif exc.status == 404 and plural in (POOLS, CLAIMS) and "not found" not in why:  # the kind, not one of it
                 said = INSTALL.format(plural=plural)
@@ -427,74 +427,3 @@ def _message(exc: Any) -> str:
     with suppress(ValueError, AttributeError, TypeError):
         return str(json.loads(exc.body)["message"])
     return str(exc.reason)
-
-
-# What a cluster needs before `KubernetesBackend` can use it: template, warm pool, and the rights of the caller.
-
-RBAC = "rbac.authorization.k8s.io"
-
-
-def manifests(
-    settings: PodSettings,
-    *,
-    pool: str = "toolcell",
-    namespace: str = "default",
-    replicas: int = 2,
-    service_account: str = "default",
-) -> list[dict[str, Any]]:
-    """Return the objects. `service_account`: of the caller, in the same namespace.
-
-    Raises:
-        UsageError: a name is none of Kubernetes.
-    """
-    names = {"pool": pool, "namespace": namespace, "service-account": service_account}
-    if settings.runtime_class is not None:
-        names["runtime-class"] = settings.runtime_class
-    for flag, name in names.items():
-        check_name(f"--{flag}", name)
-    if not IMAGE.fullmatch(settings.image):
-        wanted = "--image takes a name such as registry.example/toolcell/service:0.1.0"
-        raise UsageError(f"{wanted}, not {brief(settings.image)}")
-    metadata = {"name": pool, "namespace": namespace}
-    return [
-        {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": "SandboxTemplate",
-            "metadata": metadata,
-            "spec": {
-                "podTemplate": pod_template(settings),
-                "networkPolicyManagement": "Managed",
-                "networkPolicy": {"ingress": [], "egress": []},
-                "envVarsInjectionPolicy": "Disallowed",
-            },
-        },
-        {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": "SandboxWarmPool",
-            "metadata": metadata,
-            "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": pool}},
-        },
-        {
-            "apiVersion": f"{RBAC}/v1",
-            "kind": "Role",
-            "metadata": {"name": f"{pool}-caller", "namespace": namespace},
-            "rules": [
-                _rule(GROUP, CLAIMS, "create", "get", "list", "watch", "patch", "delete"),
-                _rule(GROUP, POOLS, "get"),
-                _rule("agents.x-k8s.io", "sandboxes", "get"),
-                _rule("", "pods", "get"),
-                _rule("", "pods/exec", "create", "get"),
-            ],
-        },
-        {
-            "apiVersion": f"{RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": f"{pool}-caller", "namespace": namespace},
-            "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": f"{pool}-caller"},
-            "subjects": [{"kind": "ServiceAccount", "name": service_account, "namespace": namespace}],
-        },
-    ]
-
-
-def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
