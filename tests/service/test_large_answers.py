@@ -102,7 +102,7 @@ async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
 
 @pytest.mark.isolation
 @pytest.mark.anyio
-async def test_files_that_do_not_fit_can_be_fetched_from_a_session(tmp_path: Path) -> None:
+async def test_files_that_do_not_fit_can_be_fetched(tmp_path: Path) -> None:
     code = "open('a.bin', 'wb').write(bytes(range(256)) * 8192); set_result(1, files=['a.bin'])"
     async with client_of(tmp_path) as client:
         await client.post("/v1/sessions", json={"name": "s"})
