@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.frozen import frozen, replaced
 
 pytestmark = pytest.mark.quick
 
@@ -80,3 +80,10 @@ def test_it_makes_what_dataclass_makes() -> None:
     for each in made:
         for copied in (copy.copy(each), copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
             assert (type(copied), dataclasses.asdict(copied)) == (type(each), dataclasses.asdict(each))
+
+
+@pytest.mark.parametrize("names", [("x",), ("x", "y")])
+def test_replaced_makes_what_dataclasses_make(names: tuple[str, ...]) -> None:
+    kind: Any = frozen(type("Some", (), {"__module__": __name__, "__annotations__": dict.fromkeys(names, int)}))
+    one = kind(*range(len(names)))
+    assert replaced(one, x=7) == dataclasses.replace(one, x=7) != one

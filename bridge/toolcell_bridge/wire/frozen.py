@@ -86,7 +86,7 @@ else:
 def replaced(instance: T, **changes: Any) -> T:
     """Do what `dataclasses.replace` does, with an instance of a frozen class whose fields are all of its `__init__`."""
     kind: Any = type(instance)
-    made: T = kind(**{each.name: getattr(instance, each.name) for each in kind.__frozen__} | changes)
+    made: T = kind(**(dict(zip(kind.__names__, kind.__values__(instance), strict=True)) | changes))
     return made
 
 
@@ -111,6 +111,8 @@ def _frozen(kind: type[T], kw_only: bool) -> type[T]:
         "__qualname__": kind.__qualname__,
         "__match_args__": tuple(each.name for each in given if each.init and not each.kw_only),
         "__frozen__": given,
+        "__names__": (names := [each.name for each in given]),
+        "__values__": _getter(names),
         FIELDS: _Fields(own, defaults, kw_only),
     }
     meta: Any = type(kind)
@@ -153,6 +155,7 @@ def _init(kind: type, given: list[_Given]) -> Callable[..., None]:
 def _methods_of_values(given: list[_Given]) -> dict[str, Callable[..., Any]]:
     """Return the methods that look at all values, which they get with one call."""
     names = [each.name for each in given]
+    values = _getter(names)
     compared = _getter([each.name for each in given if each.compare])
     shown = [each.name for each in given if each.repr]
     hashed = _getter([each.name for each in given if each.hash])
@@ -168,7 +171,7 @@ def _methods_of_values(given: list[_Given]) -> dict[str, Callable[..., Any]]:
         return hash(hashed(self))
 
     def __getstate__(self: Any) -> list[Any]:
-        return [getattr(self, name) for name in names]
+        return list(values(self))
 
     def __setstate__(self: Any, state: list[Any]) -> None:
         for name, value in zip(names, state, strict=True):
@@ -177,8 +180,8 @@ def _methods_of_values(given: list[_Given]) -> dict[str, Callable[..., Any]]:
     return {each.__name__: each for each in (__repr__, __eq__, __hash__, __getstate__, __setstate__)}
 
 
-def _getter(names: list[str]) -> Callable[[Any], Any]:
-    return attrgetter(*names) if names else lambda instance: ()
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*names) if len(names) > 1 else lambda instance: tuple([getattr(instance, each) for each in names])
 
 
 def _refuse_to_set(self: Any, name: str, value: Any) -> NoReturn:

@@ -23,10 +23,9 @@ from toolcell.calls.values import Change
 from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
 from toolcell.support.checks import brief, check_fields, check_kind, check_one_of, check_seconds
-from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
 from toolcell.support.log import logger_of
-from toolcell_bridge.wire.frozen import frozen
+from toolcell_bridge.wire.frozen import frozen, replaced
 
 if TYPE_CHECKING:
     from toolcell.calls.uploads import OpenRequests
@@ -482,11 +481,11 @@ class RunContext:
 
     def child(self, **changes: Any) -> Self:
         """Return the same run with some fields replaced; state, events and budget stay shared."""
-        return changed(self, **changes)
+        return replaced(self, **changes)
 
     def within(self, **changes: Any) -> Self:
         """Internal: return the same run with some fields of its scope replaced."""
-        return changed(self, scope=changed(self.scope, **changes))
+        return replaced(self, scope=replaced(self.scope, **changes))
 
     def feature(self, kind: type[K]) -> K | None:
         """Return the feature of a kind that was added last; None if there is none."""

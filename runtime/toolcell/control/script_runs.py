@@ -18,7 +18,7 @@ from toolcell.run.calls import FinishedRuns, ListedCalls
 from toolcell.run.options import RunOptions
 from toolcell.run.run import Run, Script, script_from
 from toolcell.run.runs import Runs, count_cpu
-from toolcell.support.copies import changed
+from toolcell_bridge.wire.frozen import replaced
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
@@ -100,7 +100,7 @@ class ScriptChecks:
             types = await self.type_checker.check(degree, by_default, script.source, tools, script.inputs, left)
             if types.refuses:
                 return await self._runs.refuse(script, tools, context, types.refusal(), link)
-            script = changed(script, found={"type_findings": types.findings})
+            script = replaced(script, found={"type_findings": types.findings})
         return await self._with_preflight(script, tools, context, link) if options.preflight else script
 
     async def _with_preflight(
@@ -113,7 +113,7 @@ class ScriptChecks:
             return await self._runs.refuse(script, tools, context, refused_result(planned), link)
         if context is not None and (dry_run := context.feature(DryRun)) is not None:
             dry_run.preflight = planned
-        return changed(script, found={**script.found, "preflight": planned})
+        return replaced(script, found={**script.found, "preflight": planned})
 
 
 class ScriptRuns:
@@ -147,7 +147,7 @@ class ScriptRuns:
         seed, clock = runs.seed_and_clock(options.seed, options.clock, is_repeatable)
         script = script_from(source, options, runs.limits, runs.policy.lint)
         if (seed, clock) != (script.seed, script.clock):
-            script = changed(script, seed=seed, clock=clock)
+            script = replaced(script, seed=seed, clock=clock)
         repaired = self._journals().repaired(options.repairs) if options.repairs is not None else None
         link = RunLink(relation="repairs", after=repaired.run) if repaired is not None else None
         checked = await self._checks.check(script, options, tools, context, link)

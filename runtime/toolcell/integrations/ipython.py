@@ -25,9 +25,9 @@ from toolcell.errors import ToolcellError, UsageError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import Array, ExecutionResult, Logs, Table
 from toolcell.sessions import SyncSession
-from toolcell.support.copies import changed
 from toolcell.support.text import clean, for_terminal
 from toolcell.sync import SyncRuntime
+from toolcell_bridge.wire.frozen import replaced
 
 try:
     from IPython.core.error import UsageError as MagicUsageError
@@ -152,7 +152,7 @@ class ToolcellMagics(Magics):
             result = _run(session, cell, inputs, files)
         if options.to:
             self.shell.user_ns[options.to] = result
-        shown = changed(result, logs=Logs())  # what was printed stands above already
+        shown = replaced(result, logs=Logs())  # what was printed stands above already
         display({"text/plain": str(shown), "text/html": shown._repr_html_()}, raw=True)
         if result.ok and options.outputs:
             self._bring_back(session, options.outputs)

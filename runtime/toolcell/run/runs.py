@@ -32,12 +32,12 @@ from toolcell.run.run import LARGE, Run, RunPart, Script
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
-from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES, HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.support.log import logger_of
 from toolcell.tools import ToolRegistry
 from toolcell.tools.spec import RegisteredTool
+from toolcell_bridge.wire.frozen import replaced
 
 logger = logger_of("toolcell.runtime")
 
@@ -246,7 +246,7 @@ class Runs:
         else:
             context = context or RunContext()
             own_limits = own_limits or context.limits
-            context = self.begin(context.child(limits=own_limits, scope=changed(context.scope, **scope)))
+            context = self.begin(context.child(limits=own_limits, scope=replaced(context.scope, **scope)))
         link.id = context.run_id
         return Run(script, tools, context, message, work=work, is_large=large, options=options)
 

@@ -29,8 +29,8 @@ from toolcell.sessions.journal import NO_HISTORY, History
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionHost, SessionState
 from toolcell.support.checks import keywords_known
-from toolcell.support.copies import changed
 from toolcell.support.lifetime import OpenedInBlock
+from toolcell_bridge.wire.frozen import replaced
 
 INTERRUPT_S = 10.0
 """How long a script may take to end that somebody interrupts: what runs in C, as a product of matrices, ends first."""
@@ -247,7 +247,7 @@ class Session(OpenedInBlock):
             checked = await host.checks.check(script, options, callable_tools, context, earlier=state.earlier)
             if isinstance(checked, ExecutionResult):
                 report = SessionReport(session.id, state.position + 1, "live" if session.is_live else "new")
-                return changed(checked, session=report)
+                return replaced(checked, session=report)
             return await state.run(checked, callable_tools, context, options, options.on_approval)
 
         if context is None or context.feature(DryRun) is None:
@@ -270,7 +270,7 @@ class Session(OpenedInBlock):
         if result.draft_id:
             await self._host.dry_runs.keep(context, result)
         assert result.session is not None
-        return changed(result, session=changed(result.session, id=self.id))
+        return replaced(result, session=replaced(result.session, id=self.id))
 
     def stream(self, source: str, **options: Unpack[SessionRunKwargs]) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`.

@@ -46,9 +46,9 @@ from toolcell.sessions.kept_state import KeptState, StateFile, keeping_script, l
 from toolcell.sessions.meter import SessionMeter
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.support import daemon_threads
-from toolcell.support.copies import changed
 from toolcell.support.host_work import LONG_BYTES
 from toolcell.support.log import logger_of
+from toolcell_bridge.wire.frozen import replaced
 from toolcell_bridge.wire.messages import Stay
 
 END_MS = 50
@@ -196,7 +196,7 @@ class SessionState:
         seed, clock = self._host.runs.seed_and_clock(None, None, self.settings.restore == "journal")
         number = self.position + 1
         seed = seed if number == 1 else None
-        script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
+        script = replaced(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
         run = await self._host.runs.prepare(script, tools, context, options=options)
         journal = self.journal.journal(run.message, script, tools, on_approval, context)
@@ -261,7 +261,7 @@ class SessionState:
         left = connection.leftover
         ended, stuck = (leftover_names(left.ended), leftover_names(left.stuck)) if left is not None else ((), ())
         inputs = copy.deepcopy(run.message.inputs) if run.message.inputs else None  # the caller may change them now
-        error, script = result.error, changed(script, inputs=inputs)
+        error, script = result.error, replaced(script, inputs=inputs)
         was_interrupted = connection.was_interrupted  # to keep the state is another run
         try:
             kept = await self._kept_beside_threads(script.number, run.tools, context) if stuck else None
@@ -285,13 +285,13 @@ class SessionState:
             self.journal.conclude(journal, result, is_step=bool(self.steps) and self.steps[-1].journal is journal)
             await self._settle()
         report = SessionReport(self._id, script.number, began, lost, ended, forgotten)
-        return changed(result, session=report, error=error)
+        return replaced(result, session=report, error=error)
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
         await self.bring_up(context, tools)
         self._meter.begin_script()
-        script = changed(script, number=self.position + 1)
+        script = replaced(script, number=self.position + 1)
         run = await self._host.runs.prepare(script, tools, self._context(context, "read"))
         journal = Journal(os.urandom(16).hex())
         run.join(JournaledCalls(run, store=self._host.journals, journal=journal, on_approval="ask"))
@@ -317,7 +317,7 @@ class SessionState:
 
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
-        scope = changed(OUTERMOST_SCOPE if given is None else given.scope, session_id=self._id)
+        scope = replaced(OUTERMOST_SCOPE if given is None else given.scope, session_id=self._id)
         context = RunContext(run_id=run_id, scope=scope) if given is None else given.child(run_id=run_id, scope=scope)
         context.state.labels.join(self.labels)
         return context
@@ -557,7 +557,7 @@ class SessionState:
         room = (self._limits.memory_bytes - self._meter.sample().peak_memory_bytes) // 2
         journals = self._host.journals
         file = StateFile(journals.database.folder if journals.is_durable else None)
-        script = changed(keeping_script(self._limits, max(0, room), file), number=position + 1)
+        script = replaced(keeping_script(self._limits, max(0, room), file), number=position + 1)
         return await self._run_ours(script, context, tools), file
 
     async def _kept_beside_threads(self, position: int, tools: CallableTools, context: RunContext) -> KeptState | None:
