@@ -220,6 +220,26 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         assert not zygote.is_running()
 
 
+@pytest.mark.slow
+@pytest.mark.contained
+async def test_a_zygote_may_be_as_slow_as_start_s_lets_it(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygotes, "ANSWER_S", 0.01)
+    before = psutil.Process().children()
+    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=WAITED_S)) as runtime:
+        assert await first_result(runtime) == 1
+        (zygote,) = [child for child in psutil.Process().children() if child not in before]
+        zygote.suspend()
+
+        async def resume() -> None:
+            await anyio.sleep(0.2)
+            zygote.resume()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resume)
+            assert await first_result(runtime) == 1
+        assert zygote.is_running()
+
+
 STAYING = """
 import os, signal, time
 for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)

@@ -233,6 +233,9 @@ class Backend(ABC):
     python: str | None = None
     """What it was made with. A Runtime cannot change it, and refuses arguments of its own that say something else."""
 
+    start_s: float = 30.0
+    """Seconds in which a start must succeed. A Runtime sets its `PoolConfig.start_s`."""
+
     @abstractmethod
     async def open(self) -> None:
         """Get ready to start sandboxes.

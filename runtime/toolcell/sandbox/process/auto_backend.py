@@ -94,6 +94,7 @@ class AutoBackend(Backend):
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
+        self._chosen.start_s = self.start_s
         return await self._chosen.start(limits)
 
     @property

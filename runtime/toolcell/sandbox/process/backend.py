@@ -414,6 +414,7 @@ class ProcessBackend(Backend):
             await replacement.done.wait()
             if replacement.problem is not None:
                 raise SandboxUnavailable(str(replacement.problem)) from replacement.problem
+        self._zygote.start_s = self.start_s
         return self._zygote
 
     async def _replace_zygote(self, dead: NamespacedZygote, replacement: _Replacement) -> None:

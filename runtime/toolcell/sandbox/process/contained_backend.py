@@ -552,6 +552,7 @@ class ContainedBackend(Backend):
                 zygote = await self._start_zygote(frame_bytes)
                 self._zygotes[frame_bytes] = zygote
                 self._tasks.start_soon(zygote.listen)
+            zygote.start_s = self.start_s
             return zygote
 
     async def _start_zygote(self, frame_bytes: int) -> ContainedZygote:

@@ -33,8 +33,8 @@ READY_S = 60.0
 never minutes."""
 
 ANSWER_S = 10.0
-"""A zygote answers a request within milliseconds. One that has not answered for this long is stopped or stuck; it is
-killed, and the next start gets another."""
+"""A zygote answers a request within milliseconds. One that has not answered for this long, nor for a third of what a
+start may take, is stopped or stuck; it is killed, and the next start gets another."""
 
 END_S = 5.0
 """A zygote whose control socket is closed ends within milliseconds; after this long it is killed."""
@@ -106,6 +106,8 @@ class ZygoteHandle(ABC, Generic[Child]):
         self._unanswered: dict[int, float] = {}
         """When each request was sent that has no answer yet, oldest first."""
         self.is_dead = False
+        self.start_s = 0.0
+        """Seconds in which the last sandbox that was asked for must start."""
         self._is_listening = False
         self._is_in_trouble = ChangeEvent()
         """Something else than a report has come, or it cannot be received."""
@@ -114,6 +116,11 @@ class ZygoteHandle(ABC, Generic[Child]):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def answer_s(self) -> float:
+        """How long it may take to answer."""
+        return max(ANSWER_S, self.start_s / 3)
 
     async def wait_ready(self) -> Mapping[str, Any]:
         """Wait until it has preloaded and can fork; return what it says of itself.
@@ -236,7 +243,7 @@ class ZygoteHandle(ABC, Generic[Child]):
     def check(self) -> None:
         """Kill it, and with it its children, if it is stuck: the runs of its children end, and starts go on."""
         waited_s = time.monotonic() - next(iter(self._unanswered.values()), time.monotonic())
-        if self.is_dead or waited_s < ANSWER_S:
+        if self.is_dead or waited_s < self.answer_s:
             return
         try:
             self._control.recv(1, socket.MSG_PEEK)
@@ -249,7 +256,7 @@ class ZygoteHandle(ABC, Generic[Child]):
 
     async def wait_for(self, wait: Callable[[], Awaitable[object]]) -> None:
         """Wait for something that it does, and see to it that it is not stuck."""
-        with anyio.move_on_after(ANSWER_S):
+        with anyio.move_on_after(self.answer_s):
             await wait()
             return
         self.check()
@@ -288,7 +295,7 @@ class ZygoteHandle(ABC, Generic[Child]):
         while not child.has_started:
             if child.problem:
                 raise SandboxUnavailable(f"the zygote could not start a sandbox: {child.problem}")
-            if not await child.changed.wait(ANSWER_S):
+            if not await child.changed.wait(self.answer_s):
                 self.check()
 
     # Its end
