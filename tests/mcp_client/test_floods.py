@@ -306,8 +306,8 @@ async def test_so_is_what_stands_as_json_in_its_texts() -> None:
     ("text", "count"),
     [
         ("[]", 1),
-        (json.dumps({"a": [1, {"b": 2}], "c": "[[[,,,{{"}), 5),
-        (json.dumps({'a"[': '\\"[,\\\\', "b": "\\"}), 2),
+        (json.dumps({"a": [1, {"b": 2}], "c": "[[[,,,{{"}), 6),
+        (json.dumps({'a"[': '\\"[,\\\\', "b": "\\"}), 4),
         (json.dumps(["[,]" * 50_000, "x"]), 2),
     ],
 )
@@ -389,10 +389,24 @@ async def test_items_that_are_all_wrong_are_counted_before_a_model_checks_them(k
 
 @each_row("asked", [("sampling/createMessage", "messages"), ("notifications/message", "level")])
 def test_so_are_those_of_questions_and_notifications(asked: tuple[str, str]) -> None:
-    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": asked[0], "params": {asked[1]: WRONG}})
-    item = transports._mended(SessionMessage(jsonrpc_message_adapter.validate_json(line)))
+    for name, refusal in ((asked[1], structure.TOO_MANY_CHECKED), ("_meta", "more than 16384 values")):
+        value = WRONG[:10_000] if name == asked[1] else {"x": WRONG}
+        line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": asked[0], "params": {name: value}})
+        item = transports._mended(SessionMessage(jsonrpc_message_adapter.validate_json(line)))
 
-    assert isinstance(item, ValueError) and str(item) == structure.TOO_MANY_CHECKED
+        assert isinstance(item, ValueError) and refusal in str(item)
+
+
+async def test_a_question_that_is_too_long_to_be_read_is_answered_with_why() -> None:
+    question = {"messages": WRONG[:6_000], "maxTokens": 1}
+    result, _ = await called(asks=1, question=question, sampling=str, **{"with": "sampling/createMessage"})
+
+    assert structure.TOO_MANY_CHECKED in result.value["said"][0]["error"]["message"]
+
+
+@each_row("text", [rb"\\" * 2_000_000 + rb"\ud83d", rb"\ud83d" * 600_000, b"\xff" * 4_000_000])
+async def test_half_characters_and_backslashes_are_looked_at_in_short_steps(text: bytes) -> None:
+    assert (await watched(structure.with_whole_characters(b'"' + text + b'"'))).silent_s < SILENT_S
 
 
 async def test_a_tool_whose_items_are_all_wrong_is_left_out_and_the_others_stay() -> None:

@@ -137,8 +137,8 @@ def test_texts_with_too_much_structure_together_stay_texts() -> None:
         (rb'"\u00e9"', rb'"\u00e9"'),
     ],
 )
-def test_half_a_character_costs_that_character(sent: bytes, read: bytes) -> None:
-    assert with_whole_characters(sent) == read
+async def test_half_a_character_costs_that_character(sent: bytes, read: bytes) -> None:
+    assert await with_whole_characters(sent) == read
 
 
 async def test_half_a_character_of_an_answer_is_no_loss_of_the_rest() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Literal
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError, PydanticSerializationError, SchemaValidator, core_schema
 
 from toolcell.calls.schema import BASE64, OF_RESULTS, Schema, clean_schema
-from toolcell.calls.values import MAX_LISTED_ERRORS, BadValue, copy_arguments
+from toolcell.calls.values import MAX_LISTED_ERRORS, BadValue, copy_arguments, is_large
 from toolcell.errors import RegistrationError
 from toolcell.support.checks import brief
 
@@ -125,6 +125,7 @@ _UNGUESSED: Final = frozenset({"any", "bool", "enum", "float", "literal", "none"
 """Types of which nobody can send many values with one hash. Texts have random hashes."""
 _OF_PATTERNS: Final = frozenset({"pattern_either_validator", "pattern_str_validator", "pattern_bytes_validator"})
 """Functions of pydantic that compile a text."""
+_FAILING_FAST: Final = frozenset({"counter", "deque", "dict", "frozenset", "list", "set", "tuple"})
 _PARTS: Final = frozenset({"choices", "definitions", "fields", "steps"})
 """Members of pydantic's schemas that are schemas, besides those whose name says it."""
 
@@ -164,12 +165,18 @@ def type_converter(hint: Any) -> Callable[[Any], Any]:
     schema, found = _counting(adapter.core_schema)
     if not found:
         return adapter.validate_python
-    validate = _validator(schema, adapter.validator.title).validate_python
+
+    @cache
+    def validator(fails_fast: bool) -> SchemaValidator:
+        made = _counting(adapter.core_schema, fails_fast=True)[0] if fails_fast else schema
+        return _validator(made, adapter.validator.title)
+
+    validator(fails_fast=False)
 
     def convert(value: Any) -> Any:
         token = _seen.set(seen := _Seen())
         try:
-            return validate(value)
+            return validator(is_large(value)).validate_python(value)
         except ValidationError as exc:
             if seen.refused and (exc.error_count() > MAX_LISTED_ERRORS or _are_too_many(exc)):
                 raise ValueError(seen.too_many) from None
@@ -202,10 +209,14 @@ class _Found(IntEnum):
     COUNTS = 2
 
 
-def _counting(part: Any) -> tuple[Any, _Found]:
-    """Return a schema of pydantic in which values of sets and keys of dicts are counted, and what there is of it."""
+def _counting(part: Any, *, fails_fast: bool = False) -> tuple[Any, _Found]:
+    """Return a schema of pydantic in which values of sets and keys of dicts are counted, and what there is of it.
+
+    `fails_fast`: of the items of a list only the first error is kept. Each has objects that Python's garbage collector
+    walks through again and again, and all other threads wait for that.
+    """
     if isinstance(part, list | tuple):
-        members = [_counting(each) for each in part]
+        members = [_counting(each, fails_fast=fails_fast) for each in part]
         return type(part)(each for each, _ in members), max((found for _, found in members), default=_Found.NOTHING)
     if not isinstance(part, dict):
         return part, _Found.NOTHING
@@ -213,7 +224,7 @@ def _counting(part: Any) -> tuple[Any, _Found]:
     made, most_found = {**part}, _Found.NOTHING
     for name, each in part.items():
         if name.endswith("schema") or name in _PARTS or not isinstance(kind, str):  # or fields and choices by name
-            made[name], found = _counting(each)
+            made[name], found = _counting(each, fails_fast=fails_fast)
             most_found = max(most_found, found)
     if kind == "function-plain" and getattr(part["function"]["function"], "__name__", "") in _OF_PATTERNS:
         return core_schema.no_info_before_validator_function(_count_pattern, part), _Found.COUNTS
@@ -221,6 +232,8 @@ def _counting(part: Any) -> tuple[Any, _Found]:
     if isinstance(kind, str) and made.get(counted, {}).get("type", "any") not in _UNGUESSED:
         made[counted] = core_schema.no_info_after_validator_function(_count, made[counted])
         most_found = _Found.COUNTS
+    if fails_fast and kind in _FAILING_FAST:
+        made["fail_fast"] = True
     for name in {"items_schema", "keys_schema"} & made.keys() if isinstance(kind, str) else ():
         paused = partial(core_schema.no_info_before_validator_function, _go_on)
         made[name] = [*map(paused, made[name])] if kind == "tuple" else paused(made[name])

@@ -109,7 +109,7 @@ def _for_browsers(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 def _refusal(body: bytes) -> str:
     """Return why a body is no message. The SDK puts a body that it refuses into its error, once for each reason."""
     try:
-        found = from_json(body)
+        found = from_json(body, cache_strings="none")
     except ValueError as exc:
         return f"the body is not JSON: {exc}"
     try:  # not `validate_json`, which makes what is wrong anew for each reason

@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
+from pydantic_core import from_json
 
-from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, json_value, message_of
+from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, message_of
 from toolcell.mcp.pace import LINE_BURST, LINES_PER_S, Pace
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, with_whole_characters
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, let_others_run, with_whole_characters
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Most bytes of one message of a server: a whole page of its tools, or the result of one call."""
@@ -91,17 +92,26 @@ class _Body(_Bounded):
             if len(body) > MAX_MESSAGE_BYTES:
                 raise self._given_up(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
         whole: Any = bytes(body)
-        if await elements(bytes(body)) > MAX_ELEMENTS:
+        if await elements(whole) > MAX_ELEMENTS:
             whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
-        elif not body.strip():
+        elif not whole.strip():
             whole = self._error(ANSWER_LOST, "is empty")
-        elif self._ident is not None and (
-            not isinstance(found := json_value(body.decode("utf-8", "replace")), dict) or MEMBERS.isdisjoint(found)
-        ):
-            # The SDK would show a model what its validator says of it.
-            whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
+        else:
+            whole = await with_whole_characters(whole)
+            if self._ident is not None and not _is_message(whole):
+                # The SDK would show a model what its validator says of it.
+                whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
         if whole:
-            yield with_whole_characters(whole)
+            await let_others_run()  # before the SDK parses it again
+            yield whole
+
+
+def _is_message(body: bytes) -> bool:
+    try:
+        found = from_json(body, cache_strings="none")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and not MEMBERS.isdisjoint(found)
 
 
 class _Events(_Bounded):
@@ -121,7 +131,7 @@ class _Events(_Bounded):
                 yield whole
             elif at_most(whole) <= MAX_ELEMENTS:
                 if whole:
-                    yield with_whole_characters(whole)
+                    yield await with_whole_characters(whole)
             else:
                 for start, end in zip([0, *ends], ends, strict=False):
                     yield await self._fitting(whole[start:end])
@@ -130,6 +140,6 @@ class _Events(_Bounded):
 
     async def _fitting(self, event: bytes) -> bytes:
         if await elements(event) <= MAX_ELEMENTS:
-            return with_whole_characters(event)
+            return await with_whole_characters(event)
         error = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
         return b"event: message\ndata: " + error + b"\n\n" if error is not None else b"\n"

@@ -33,10 +33,13 @@ from mcp_types import (
     REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
+    JSONRPCRequest,
     JSONRPCResponse,
     jsonrpc_message_adapter,
 )
+from pydantic_core import from_json
 
+from toolcell.calls.values import count_values
 from toolcell.egress import Egress
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.request import HttpRequest
@@ -48,12 +51,16 @@ from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
 from toolcell.mcp.login import Login
 from toolcell.mcp.structure import (
+    MAX_ASKED_ELEMENTS,
+    MAX_CHECKED,
     MAX_ELEMENTS,
     TOO_MANY,
     TOO_MANY_CHECKED,
+    at_most,
     cut_lists,
     elements,
     has_too_many,
+    let_others_run,
     with_whole_characters,
 )
 from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
@@ -315,19 +322,24 @@ _ENDS_BYTES = 256
 """First and last bytes of a message, in which its id may stand when the message itself is not parsed."""
 
 
+def _ident_at_ends(line: bytes) -> int | str | None:
+    found = _FIRST.match(line[:_ENDS_BYTES]) or _LAST.search(line[-_ENDS_BYTES:])
+    return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
+
+
 async def _message(line: bytes) -> SessionMessage | Exception | None:
     """Return the message of a line, an error in the place of an answer that cannot be used, or None for no message."""
     if not line.strip():
         return None
     if await elements(line) > MAX_ELEMENTS:
-        found = _FIRST.match(line[:_ENDS_BYTES]) or _LAST.search(line[-_ENDS_BYTES:])
-        if found is None:
-            return ValueError(TOO_MANY)
-        return _error(json.loads(found[1].decode("utf-8", "replace")), f"its answer cannot be used: {TOO_MANY}")
+        ident = _ident_at_ends(line)
+        return ValueError(TOO_MANY) if ident is None else _error(ident, f"its answer cannot be used: {TOO_MANY}")
+    await let_others_run()
     try:
-        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        # Not `validate_json`, which makes what is in it for each kind of message.
+        message = jsonrpc_message_adapter.validate_python(from_json(line, cache_strings="none"), by_name=False)
     except ValueError as exc:
-        if (mended := with_whole_characters(line)) != line:
+        if (mended := await with_whole_characters(line)) != line:
             return await _message(mended)
         return _failed_answer(line) or exc
     return SessionMessage(message)
@@ -353,7 +365,10 @@ def _mended(item: SessionMessage) -> SessionMessage | Exception:
         if has_too_many({**message.result, "tools": None}):  # `ToolPages` checks each tool alone
             return _error(message.id, f"its answer cannot be used: {TOO_MANY_CHECKED}")
     elif not isinstance(message, JSONRPCError):
-        return ValueError(TOO_MANY_CHECKED) if has_too_many(message.params or {}) else item
+        params = message.params or {}
+        if count_values(params, MAX_ASKED_ELEMENTS) > MAX_ASKED_ELEMENTS:
+            return ValueError(f"its params hold more than {MAX_ASKED_ELEMENTS} values")
+        return ValueError(TOO_MANY_CHECKED) if has_too_many(params) else item
     elif message.error.message.startswith((*_LOST, *_UNREADABLE)):
         said = NOT_A_MESSAGE if message.error.message.startswith(_UNREADABLE) else message.error.message
         message.error.code, message.error.message = ANSWER_LOST, said
@@ -364,6 +379,9 @@ def _mended(item: SessionMessage) -> SessionMessage | Exception:
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
     """Return an error in place of an answer that is none, if it says which request it is about: nobody waits for it."""
+    if at_most(line) > MAX_CHECKED:
+        ident = _ident_at_ends(line)
+        return None if ident is None else _error(ident, NOT_A_MESSAGE)
     try:
         found = json.loads(line.decode("utf-8", "replace"), parse_int=lambda text: int(text[: MAX_ID_DIGITS + 1]))
     except (ValueError, RecursionError):
@@ -461,7 +479,9 @@ async def bounded(
                 async with aclosing(items):
                     async for item, size in items:
                         if isinstance(item, SessionMessage):
-                            item = _mended(item)
+                            asked, item = item.message, _mended(item)
+                            if isinstance(asked, JSONRPCRequest) and isinstance(item, ValueError):
+                                await outbox.send(_error(asked.id, f"the request was not read: {item}"))
                         await traffic.admit(item, size)
                         if item is not None:
                             await to_session.send(item)
