@@ -19,7 +19,6 @@ from toolcell.journal.database import REQUEST, JournalDatabase, OpenJournal
 from toolcell.sandbox.pool import Pool
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.config import TenantConfig
-from toolcell.service.idempotency import wanted_wait_s
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
 
@@ -112,15 +111,14 @@ def test_a_script_of_a_session_is_carried_out_once(client: TestClient) -> None:
     assert client.post(url, json={"code": "n"}).json()["value"] == 1
 
 
-def test_while_it_is_under_way_others_are_told_or_wait(client: TestClient, ledger: Ledger) -> None:
+def test_while_it_is_under_way_others_are_told_when_to_ask_again(client: TestClient, ledger: Ledger) -> None:
     ledger.go_on.clear()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(send, client, "slow")
         assert ledger.started.acquire(timeout=60)
         told = send(client, "slow")
-        waiting = pool.submit(send, client, "slow", Prefer="wait=60")
         ledger.go_on.set()
-        answers = [first.result(60), waiting.result(60)]
+        answers = [first.result(60), send(client, "slow")]
 
     assert (told.status_code, told.json()["code"], told.headers["Retry-After"]) == (409, "in_progress", "1")
     assert told.json()["run_id"] == answers[0].json()["run_id"]
@@ -186,17 +184,6 @@ def test_two_keys_and_keys_where_they_mean_nothing_are_refused(client: TestClien
 
 def test_a_key_may_stand_in_quotes(client: TestClient) -> None:
     assert send(client, '"quoted"', code="1").content == send(client, "quoted", code="1").content
-
-
-@pytest.mark.parametrize(
-    ("prefer", "seconds"),
-    [("wait=5", 5), ("respond-async, wait=7", 7), ("wait=999999", 300), ("wait=-1", 0), ("waiting=5", 0), ("", 0)],
-)
-def test_the_wanted_wait_is_read_from_the_header(prefer: str, seconds: float) -> None:
-    from starlette.requests import Request
-
-    http = Request({"type": "http", "headers": [(b"prefer", prefer.encode())]})
-    assert wanted_wait_s(http) == seconds
 
 
 def test_an_answer_is_kept_for_those_who_have_the_same_rights(tmp_path: Path, ledger: Ledger) -> None:

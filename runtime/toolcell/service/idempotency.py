@@ -76,9 +76,7 @@ logger = logger_of("toolcell.service.idempotency")
 HEADER: Final = "idempotency-key"
 """Source: draft-ietf-httpapi-idempotency-key-header."""
 REPLAYED: Final = {"Idempotency-Replayed": "true"}
-LONGEST_WAIT_S: Final = 300.0
 RETRY_S: Final = 1
-_WAIT: Final = re.compile(r"(?:^|[,;]\s*)wait=([0-9]{1,6})(?:$|\s*[,;])")
 
 CarryOut = Callable[[Request], Awaitable[Response]]
 """Gets the request without its client: it does not end when the client goes."""
@@ -103,12 +101,12 @@ class IdempotentRequests:
     """The requests of a service that have keys."""
 
     def __init__(self) -> None:
-        self._here: dict[tuple[str, str], asyncio.Task[Response | Problem]] = {}
-        """What is carried out by this process, by tenant and key."""
+        self._tasks = set[asyncio.Task[Response | Problem]]()
+        """What is carried out by this process."""
 
     async def close(self) -> None:
         """Cancel what is carried out. What had no answer yet is interrupted."""
-        tasks = [*self._here.values()]
+        tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -128,48 +126,44 @@ class IdempotentRequests:
         # An answer is for nobody who might not have got it.
         lacking = [scope for scope in Scope if scope is not Scope.OPERATOR and not request.principal.may(scope)]
         digest = digest_of(request.http.method, url.path, url.query, request.sent, *lacking)
-        until = anyio.current_time() + wanted_wait_s(request.http)
-        while True:
-            try:
-                entry = await daemon_threads.run_sync(request.tenant.keys.begin, key, digest, request.run_id)
-            except OSError as exc:
-                logger.error("the key of a request: %s", exc)
-                headers = {"Retry-After": f"{RETRY_S}"}
-                detail = "the key could not be noted, so nothing was begun"
-                raise Problem(503, "store_error", "The store of keys cannot be used", detail, headers=headers) from exc
-            match entry.state:
-                case "begun":
-                    return await self._begin(request, key, carry_out)
-                case "answered":
-                    if entry.body is None:
-                        raise Problem(
-                            409,
-                            "answer_not_kept",
-                            "The answer is not kept any more",
-                            f"run {entry.run_id} was made and has ended, but its answer was too large or is too old; "
-                            "it is not made again",
-                            run_id=entry.run_id,
-                        )
-                    return Response(entry.body, entry.status, REPLAYED, entry.media_type)
-                case "running":
-                    task = self._here.get((request.tenant.name, key))
-                    left_s = max(0.0, until - anyio.current_time())
-                    if task is None or not (await asyncio.wait([task], timeout=left_s))[0]:
-                        raise _in_progress(entry.run_id)
-                case "interrupted":
-                    raise await interrupted_problem(request.tenant, entry.run_id)
-                case "other request":
-                    detail = f"{key!r} was used for another request; a new request needs a new key"
-                    raise Problem(422, "key_reused", "The Idempotency-Key was used before", detail)
-                case "full":
-                    headers = {"Retry-After": f"{entry.retry_after_s:.0f}"}
-                    detail = "as many keys are kept as may be, and none is forgotten before its time"
-                    raise Problem(429, "too_many_keys", "Too many keys", detail, headers=headers)
+        try:
+            entry = await daemon_threads.run_sync(request.tenant.keys.begin, key, digest, request.run_id)
+        except OSError as exc:
+            logger.error("the key of a request: %s", exc)
+            headers = {"Retry-After": f"{RETRY_S}"}
+            detail = "the key could not be noted, so nothing was begun"
+            raise Problem(503, "store_error", "The store of keys cannot be used", detail, headers=headers) from exc
+        match entry.state:
+            case "begun":
+                return await self._begin(request, key, carry_out)
+            case "answered":
+                if entry.body is None:
+                    raise Problem(
+                        409,
+                        "answer_not_kept",
+                        "The answer is not kept any more",
+                        f"run {entry.run_id} was made and has ended, but its answer was too large or is too old; "
+                        "it is not made again",
+                        run_id=entry.run_id,
+                    )
+                return Response(entry.body, entry.status, REPLAYED, entry.media_type)
+            case "running":
+                raise _in_progress(entry.run_id)
+            case "interrupted":
+                raise await interrupted_problem(request.tenant, entry.run_id)
+            case "other request":
+                detail = f"{key!r} was used for another request; a new request needs a new key"
+                raise Problem(422, "key_reused", "The Idempotency-Key was used before", detail)
+            case "full":
+                headers = {"Retry-After": f"{entry.retry_after_s:.0f}"}
+                detail = "as many keys are kept as may be, and none is forgotten before its time"
+                raise Problem(429, "too_many_keys", "Too many keys", detail, headers=headers)
 
     async def _begin(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response:
         # Between the note in the record and this task there is no await: the note is always followed by the work.
         task = asyncio.create_task(self._carry_out(request, key, carry_out))
-        self._here[request.tenant.name, key] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         await asyncio.wait([task])
         if task.cancelled():
             raise _in_progress(request.run_id)
@@ -190,7 +184,6 @@ class IdempotentRequests:
             logger.error("the answer to key %r of %s could not be kept: %s", key, request.tenant.name, exc)
         finally:
             request.tenant.keys.end(key)
-            del self._here[request.tenant.name, key]
         return answer
 
     async def _answer_of(self, request: KeyedRequest, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
@@ -228,18 +221,12 @@ def key_of(http: Request) -> str:
     return key
 
 
-def wanted_wait_s(http: Request) -> float:
-    """Return how long the client wants to wait for a request that is under way: `Prefer: wait=30`. Source: RFC 7240."""
-    match = _WAIT.search(http.headers.get("prefer", ""))
-    return min(LONGEST_WAIT_S, float(match[1])) if match else 0.0
-
-
 def _in_progress(run_id: str) -> Problem:
     return Problem(
         409,
         "in_progress",
         "The request is under way",
-        "it was sent before with this key; send it again for its answer, with `Prefer: wait=30` to wait for it",
+        "it was sent before with this key; send it again for its answer after as many seconds as Retry-After says",
         headers={"Retry-After": f"{RETRY_S}"},
         **({"run_id": run_id} if run_id else {}),  # another process may just have begun it
     )
