@@ -24,7 +24,7 @@ from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import decode, decode_counted, decode_in_steps, encode, to_the_end
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, frame
-from toolcell_bridge.wire.plain import MAX_DEPTH, check_plain, pack_value, packed_size
+from toolcell_bridge.wire.plain import MAX_DEPTH, PackedValue, check_plain, packed_size
 from wire.wire_strategies import messages, plain
 
 pytestmark = pytest.mark.quick
@@ -233,17 +233,20 @@ def test_a_message_over_the_frame_limit_is_not_sent() -> None:
 def test_a_value_that_was_packed_before_gives_the_same_bytes(message: msg.Message) -> None:
     if isinstance(message, (msg.CallTool, msg.Result, msg.Progress)):
         field = "args" if isinstance(message, msg.CallTool) else "value"
-        packed = dataclasses.replace(message, **{field: pack_value(getattr(message, field))})
+        value: Any = PackedValue(getattr(message, field))
+        packed = dataclasses.replace(message, **{field: value})
         assert encode(packed) == encode(message)
 
 
 def test_a_packed_value_is_held_to_the_type_and_the_element_limit_of_its_field() -> None:
+    wrong: Any = PackedValue([1])
     with pytest.raises(LocalProtocolError, match="CallTool"):
-        encode(msg.CallTool(1, "f", pack_value([1]), None))
-    most = pack_value([None] * (msg.MAX_GUEST_ELEMENTS - 8))
+        encode(msg.CallTool(1, "f", wrong, None))
+    most: Any = PackedValue([None] * (msg.MAX_GUEST_ELEMENTS - 8))
     assert encode(msg.Result(most, []))
     with pytest.raises(ValueTooLarge, match="elements"):
-        encode(msg.Result(pack_value([None] * (msg.MAX_GUEST_ELEMENTS - 3)), []))
+        more: Any = PackedValue([None] * (msg.MAX_GUEST_ELEMENTS - 3))
+        encode(msg.Result(more, []))
 
 
 @given(plain)

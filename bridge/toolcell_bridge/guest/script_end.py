@@ -73,7 +73,8 @@ class ScriptFinalizer:
 
     def has_hooks(self) -> bool:
         """Whether a script has registered something to call at the end."""
-        return atexit._ncallbacks() != self._hooks and (self._hooks > 0 or _has_hooks())
+        count = atexit._ncallbacks()
+        return count != self._hooks and (self._hooks > 0 or count > (LOGGING in sys.modules) or _logs())
 
     def note_hooks(self) -> None:
         """Distinguish from here on the hooks of scripts from those of modules, which importing these brings back."""
@@ -208,11 +209,6 @@ def _has_finalizers(objects: list[object]) -> bool:
         elif not _flags(kind) & IS_HEAP_TYPE or str(vars(kind).get("__module__")).startswith("toolcell_bridge."):
             _harmless.add(kind)
     return found
-
-
-def _has_hooks() -> bool:
-    """Whether there is an exit hook besides that of logging, or logging has something to do."""
-    return atexit._ncallbacks() > (LOGGING in sys.modules) or _logs()
 
 
 def _logs() -> bool:

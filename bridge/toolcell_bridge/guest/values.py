@@ -22,7 +22,7 @@ from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
 from toolcell_bridge.guest.tables import HANDLERS, TABLE_IN_COLUMN
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
-from toolcell_bridge.wire.plain import MAX_DEPTH, is_sendable, pack_value, type_name
+from toolcell_bridge.wire.plain import MAX_DEPTH, PackedValue, is_sendable, type_name
 from toolcell_bridge.wire.tables import AnyTable, Array, Table
 
 _SENT_AS_IS: Final = frozenset({NoneType, bool, float, bytes})
@@ -59,10 +59,9 @@ def to_packed(value: object, path: str = "value") -> Any:
         UnsendableValue, ValueTooLarge: as `to_plain`.
     """
     try:
-        packed = pack_value(value, path)
+        return PackedValue(value, path)
     except (UnsendableValue, ValueTooLarge):
-        packed = pack_value(_convert(value, path, MAX_DEPTH), path)
-    return packed
+        return PackedValue(_convert(value, path, MAX_DEPTH), path)
 
 
 class _Converter:

@@ -30,11 +30,15 @@ _TEXT: Final = frozenset({str})
 
 
 class PackedValue:
-    """A value that is checked and packed. It replaces the value in a message, which then does not pack it again."""
+    """A value that is checked and packed. It replaces the value in a message, which then does not pack it again.
+
+    Raises:
+        UnsendableValue, ValueTooLarge: when it is made, as `encode` would.
+    """
 
     __slots__ = ("data", "elements", "kind", "tables")
 
-    def __init__(self, value: object, what: str) -> None:
+    def __init__(self, value: object, what: str = "value") -> None:
         self.elements = check_plain(value, what)
         self.data, self.tables = pack_parts(value, what)
         self.kind = type(value)
@@ -43,15 +47,6 @@ class PackedValue:
     def size(self) -> int:
         """Bytes that it takes in a message."""
         return len(self.data) + (sum(each.nbytes for each in self.tables) if self.tables else 0)
-
-
-def pack_value(value: object, what: str = "value") -> Any:
-    """Check and pack a value. Returns a `PackedValue`, which a message takes in place of the value.
-
-    Raises:
-        UnsendableValue, ValueTooLarge: as `encode` would.
-    """
-    return PackedValue(value, what)
 
 
 def check_plain(
@@ -177,7 +172,7 @@ def packed_size(value: object) -> int:
     Raises:
         UnsendableValue, ValueTooLarge: as `encode` would.
     """
-    return PackedValue(value, "value").size
+    return PackedValue(value).size
 
 
 def check_texts(value: Any, what: str, spent: int, most: int, deepest: int = 1) -> int:

@@ -18,7 +18,7 @@ from toolcell.support.checks import brief, keywords_known
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
-from toolcell_bridge.wire.plain import pack_value
+from toolcell_bridge.wire.plain import PackedValue
 
 MIN_DESCRIPTION_CHARS = 15
 """Shorter descriptions make models misuse a tool; registering one warns."""
@@ -491,7 +491,7 @@ def check_definition(definition: ToolDefinition) -> None:
         for missing in (each for each in required if each not in properties):
             raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
     try:  # one that cannot be sent would fail `list_tools` of scripts, and with it all other tools
-        pack_value([{"description": description, "parameters": schema}], "definition")
+        PackedValue([{"description": description, "parameters": schema}], "definition")
     except (UnsendableValue, ValueTooLarge) as exc:
         raise RegistrationError(f"tool {name!r}: scripts cannot be told about it: {exc}") from exc
 

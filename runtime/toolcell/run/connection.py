@@ -178,7 +178,7 @@ class GuestConnection:
         """
         if self.stopped is not None:
             return
-        self.stopped = _as_shortage(reason)
+        self.stopped = _as_shortage(reason) if type(reason) is Failed else reason
         if self.stays and can_go_on_after(reason) and self.sandbox.interrupted_s:
             self.is_ending = True
             self.on_interrupt()
@@ -273,9 +273,9 @@ class GuestConnection:
         return len(data)
 
 
-def _as_shortage(reason: StopReason) -> StopReason:
+def _as_shortage(reason: Failed) -> Failed:
     """Give a want of memory in this process its name: it ends one run, as every shortage does."""
-    if type(reason) is not Failed or not isinstance(reason.error, MemoryError):
+    if not isinstance(reason.error, MemoryError):
         return reason
     named = SandboxUnavailable(f"the run was ended: {describe(errno.ENOMEM, '')}")
     named.__cause__ = reason.error
