@@ -33,21 +33,6 @@ _holders: ContextVar[tuple[GuestConnection, ...]] = ContextVar("toolcell_holders
 """The sandboxes of the scripts that wait for what runs here, of every runtime."""
 
 
-class Holding:
-    """Lets everything that is called from a script know, until the end of the block, that it holds a sandbox."""
-
-    __slots__ = ("_connection", "_token")
-
-    def __init__(self, connection: GuestConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._token = _holders.set((*_holders.get(), self._connection))
-
-    def __exit__(self, *exc_info: object) -> None:
-        _holders.reset(self._token)
-
-
 class _Waiter:
     """A script that waits for a sandbox while others wait for it."""
 
@@ -199,14 +184,17 @@ class Sandboxes:
                     await connection.sandbox.prepare(limits)
                 except OSError as exc:
                     raise unavailable(exc) from exc
-            with Holding(connection):  # a conversation keeps the context in which it was made
+            token = _holders.set((*_holders.get(), connection))
+            try:
                 start_s = time.perf_counter() - began if own is None else 0.0
-                conversation = Conversation(run, connection, start_s)
+                conversation = Conversation(run, connection, start_s)  # keeps the context in which it is made
                 self.monitor.add(conversation)
                 try:
                     return await conversation.execute()
                 finally:
                     self.monitor.discard(conversation)
+            finally:
+                _holders.reset(token)
         finally:
             if own is None:
                 await self.let_go(connection)
