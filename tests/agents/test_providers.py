@@ -151,6 +151,7 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
             tool_use("t1", "read_file"),
             [{"type": "input_json_delta", "partial_json": part} for part in ("", '{"path": ', '"/a"}')],
         ),
+        (tool_use("t2", "read_file", path="/b"), [{"type": "input_json_delta", "partial_json": ""}]),  # given at once
         stop="tool_use",
     )
     done = streamed_message((text(""), [{"type": "text_delta", "text": "Done."}]), stop="end_turn")
@@ -163,7 +164,9 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
         {"type": "thinking", "thinking": "hm", "signature": "s1"},
         {"type": "text", "text": "I'll look."},
         {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "/a"}},
+        {"type": "tool_use", "id": "t2", "name": "read_file", "input": {"path": "/b"}},
     ]
+    assert [each["content"] for each in result.messages if each["role"] == "tool"] == ["Hello from /a", "Hello from /b"]
     assert result.content == "Done."
     assert result.usage.total == 40
 

@@ -143,6 +143,18 @@ async def test_a_suspended_run_goes_on_in_another_runtime_once_as_it_was_edited(
     assert checked(place, strict=True).ok
 
 
+async def test_the_runs_that_go_on_from_each_other_are_found_from_each_of_them(place: Place, bank: Bank) -> None:
+    async with bank.at(place) as runtime:
+        runs, before = list[str](), None
+        for script in ("1 / 0", "2 / 0", "3"):
+            before = await runtime.execute_code(script, repairs=before)
+            runs.append(before.run_id)
+        alone = (await runtime.execute_code("4")).run_id
+    with index_of(place) as index:
+        found = {each.id: [one.id for one in index.family(each)] for each in index.runs()}
+    assert found == dict.fromkeys(runs, runs) | {alone: []}
+
+
 KILLED = """
 import os, sys
 import anyio

@@ -71,8 +71,9 @@ async def failure(name: str, **args: Any) -> str:
         ("[]", [], []),
         ("a,b", [], ["a", "b"]),
         ("[1, null, [2]]", [{"value": 1}, {"value": None}, {"value": [2]}], ["value"]),
+        (f"[{2**63 - 1}, {2**63}]", [{"value": 2**63 - 1}, {"value": str(2**63)}], ["value"]),
     ],
-    ids=["csv", "json", "one object", "object and text", "jsonl", "empty list", "header only", "plain items"],
+    ids=["csv", "json", "one object", "object and text", "jsonl", "empty list", "header only", "plain items", "large"],
 )
 async def test_the_format_is_found_out(content: str, records: Any, columns: Any) -> None:
     if "not json" in content:

@@ -115,6 +115,7 @@ def test_a_schedule_survives_as_text(rule: Recurrence) -> None:
         ("07:30 monthly", "07:30 monthly(1)"),
         ("07:30 monthly(31) Asia/Jakarta", "07:30 monthly(31) Asia/Jakarta"),
         ("daily -03:00", "08:00 daily -03:00"),
+        (" 07:30 weekly\n", "07:30 weekly(monday)"),
     ],
 )
 def test_what_a_schedule_leaves_out_has_its_default(text: str, canonical: str) -> None:

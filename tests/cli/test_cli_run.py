@@ -665,11 +665,11 @@ def test_a_real_lint_refusal_is_shown_before_anything_runs(folder: Path) -> None
 
 @pytest.mark.isolation
 def test_a_real_file_goes_in_and_comes_out(folder: Path) -> None:
-    (folder / "in.txt").write_text("hello")
+    (folder / "in=1.txt").write_text("hello")  # no other name for the file 1.txt
     (folder / "s.py").write_text(
-        "open('up.txt', 'w').write(open('in.txt').read().upper())\nset_result(1, files='up.txt')"
+        "open('up.txt', 'w').write(open('in=1.txt').read().upper())\nset_result(1, files='up.txt')"
     )
-    status, _, err = invoke("run", "s.py", "--file", "in.txt", "--output-dir", "got")
+    status, _, err = invoke("run", "s.py", "--file", "in=1.txt", "--output-dir", "got")
     assert (status, (folder / "got" / "up.txt").read_text()) == (exits.OK, "HELLO")
     assert "file  up.txt  text/plain, 5 bytes" in err
     assert "not saved" not in err

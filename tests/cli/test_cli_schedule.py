@@ -13,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import toolcell.runtime
+import toolcell.sync  # copies methods of the real Runtime when it is imported
 from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.builtin import ScheduledAction, ScheduledRun, SqliteStore
@@ -207,7 +208,7 @@ def test_the_packages_are_listed_with_what_each_needs() -> None:
     assert packages["schedule"]["needs"] == ["Store"]
     assert packages["http"]["extra"] == "builtin"
     assert all(each["about"] and not each["missing"] for each in listed)
-    assert "file_read" in table
+    assert "file_read" in table and " Store " in table
     assert "toolcell[builtin]" in table
 
 

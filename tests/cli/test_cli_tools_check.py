@@ -157,14 +157,27 @@ def test_a_wrong_folder_or_tools_file_is_a_usage_error(folder: Path, tmp_path: P
     assert check(folder).returncode == 2
 
 
-@each_row("error", [UsageError("no ty here"), SandboxUnavailable("no sandbox here"), PackageError("no packages here")])
-def test_what_a_check_raises_comes_out_as_it_is(error: ToolcellError, tmp_path: Path) -> None:
+@pytest.mark.isolation
+@each_row(
+    ("error", "fails"),
+    [
+        (UsageError("no ty here"), "scripts"),
+        (PackageError("no packages here"), "scripts"),
+        (SandboxUnavailable("no sandbox here"), "scripts"),
+        (SandboxUnavailable("no second sandbox"), "types"),
+    ],
+)
+def test_what_a_check_raises_comes_out_as_it_is(error: ToolcellError, fails: str, tmp_path: Path) -> None:
+    pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
+
     class Failing(FakeBackend):
         async def start(self, limits: Limits) -> Any:
             raise error
 
-    def runtime(tools: ToolRegistry) -> Runtime:
-        return Runtime(tools, backend=Failing([]), pool=PoolConfig(warm=0), allow_unisolated=True)
+    def runtime(*tools: ToolRegistry, **options: Any) -> Runtime:
+        if fails == ("types" if options else "scripts"):
+            options = {"backend": Failing([]), "pool": PoolConfig(warm=0), "allow_unisolated": True}
+        return Runtime(*tools, **options)
 
     ToolRegistry().save_script("f", "1", folder=tmp_path)
     with pytest.raises(type(error), match=str(error)):

@@ -57,6 +57,12 @@ async def test_a_reader_gets_everything_and_then_what_the_task_failed_with() -> 
             await anext(reader)
         with pytest.raises(StopAsyncIteration):  # it is told once
             await anext(reader)
+        left = Reader(Numbers(1, fails=True), tasks)
+        assert await anext(left) == 0
+        await anyio.wait_all_tasks_blocked()
+        await left.aclose()
+        with pytest.raises(StopAsyncIteration):  # nor to somebody who has left
+            await anext(left)
 
 
 @pytest.mark.anyio

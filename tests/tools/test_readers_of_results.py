@@ -320,7 +320,7 @@ LIMIT = 200
 LARGE: dict[str, Callable[[], Any]] = {
     "text": lambda: "é" * 150,
     "wide text": lambda: "\U0001f600" * 60,
-    "several texts": lambda: ToolResult.ok("é" * 90 + "x" * 90),
+    "several texts": lambda: ToolResult(parts=(Text("x" + "é" * 150), Text("y"))),  # of which the last one fits
     "an error": lambda: ToolResult.fail("é" * 500),
     "an error with output": lambda: ToolResult.fail("é" * 90, output="é" * 90),
     "an error with details": lambda: ToolResult.fail("x", facts={"rows": ["é" * 50] * 10}),

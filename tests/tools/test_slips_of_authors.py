@@ -223,9 +223,10 @@ def test_a_wrong_option_is_refused_and_named(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.conforms("G-b3")
-def test_a_wrong_hook_is_refused() -> None:
-    with pytest.raises(UsageError, match="on_error"):
-        Hook(on_error="ignore")  # type: ignore[arg-type]
+@each_row("option", ["before", "after", "on_error"])
+def test_a_wrong_hook_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        Hook(**{option: "ignore"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("origin", [Origin.MODEL, Origin.CODE])

@@ -320,7 +320,8 @@ async def test_the_first_middleware_is_the_outermost_and_can_answer_in_place_of_
         seen.append(call.name)
         return await proceed() if len(seen) < 3 else ToolResult.fail("try again later", retryable=True)
 
-    registry.add_middleware(cache, rate_limit)
+    registry.add_middleware(cache)
+    registry.add_middleware(rate_limit)
 
     first = await registry.execute("price", {"item": "tea"})
     again = await registry.execute("price", {"item": "tea"})

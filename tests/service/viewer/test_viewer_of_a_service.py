@@ -145,7 +145,9 @@ def test_every_form_is_refused_without_the_token_of_the_login_and_from_elsewhere
 @each_row("path", FORMS)
 def test_a_form_needs_its_scope(site: Site, path: str) -> None:
     reader = site.logged_in("ada", Scope.READ)
-    answer = reader.post(filled(path), data={"csrf": csrf(reader)})
+    fields = {"csrf": csrf(reader)}
+    assert reader.put(filled(path), data=fields).status_code == 405  # whatever the scope
+    answer = reader.post(filled(path), data=fields)
 
     assert answer.status_code == (303 if path in ("/verify", "/logout") else 403)
 

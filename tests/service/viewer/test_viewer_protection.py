@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -35,6 +36,24 @@ def host(tmp_path: Path) -> Iterator[OneLog]:
 def stranger(host: OneLog) -> Iterator[TestClient]:
     with TestClient(create_viewer(host, ["testserver"]), follow_redirects=False) as client:
         yield client
+
+
+@pytest.mark.anyio
+async def test_answers_are_kept_until_the_log_changes_and_never_many(tmp_path: Path) -> None:
+    ledger, asked = Ledger(tmp_path / "runs"), list[int]()
+    await anyio.to_thread.run_sync(ledger.fill, 1)
+    log = LogReader(ledger.path, [ledger.key], is_patient=False)
+
+    async def ask(key: int) -> None:
+        await log.read_kept(key, lambda index: asked.append(key))
+
+    for key in (0, *range(65), 0, 64):
+        await ask(key)
+    assert asked == [*range(65), 0]
+    await anyio.to_thread.run_sync(ledger.fill, 1)
+    await ask(0)
+    assert asked[-2:] == [0, 0]
+    await log.close()
 
 
 @pytest.fixture
