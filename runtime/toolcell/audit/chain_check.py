@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from toolcell.audit import records, signatures
 from toolcell.audit.keys import Verifier, key_wanted
@@ -36,14 +36,9 @@ class Finding:
     message: str
 
 
-class EventContent(NamedTuple):
-    """What an event says, where a writer could have written it."""
-
-    run: int
-    kind: str
-    at_ns: int
-    values: list[Any]
-    """Of its fields, in the order of `records.FIELDS`."""
+EventContent = tuple[int, str, int, list[Any]]
+"""What an event says, where a writer could have written it: its run, kind and time, and the values of its fields in the
+order of `records.FIELDS`."""
 
 
 @dataclass(slots=True)
@@ -108,21 +103,38 @@ class ChainCheck:
             default=0,
         )
 
-    def add(self, row: tuple[Any, ...], is_signed: bool) -> EventContent | None:
-        """Check the next row of `COLUMNS`, in order of the numbers, as it is stored: text is bytes.
+    def add(self, rows: Iterable[tuple[Any, ...]], covered_seq: int) -> Iterator[EventContent]:
+        """Check the next rows of `records.SCANNED`, in order; yield the events that a writer could write.
 
-        Return None where it is not an event that a writer writes. `is_signed`: the caller has compared `covered_seq`.
+        `covered_seq`: of this check, which goes through all checkpoints to find it.
         """
-        seq, run, raw_kind, at_ns, salt, body, previous_hash, record_hash, is_typed = row
-        self.events += 1
-        kind = records.KIND_OF.get(raw_kind)
-        if is_signed and is_typed and kind is not None and seq == self.seq + 1 and previous_hash == self.last_hash:
-            # Nearly every event: nothing about it is wrong if its hash is right.
-            own = hash_digest(previous_hash, run, event_digest(self.chain, seq, run, kind, at_ns, salt + body))
-            if own == record_hash:
-                values = self._values(seq, kind, body, is_signed)
-                self._go_on(seq, record_hash)
-                return EventContent(run, kind, at_ns, values) if values is not None else None
+        chain, checkpoints, types, kinds = self.chain, self.checkpoints, records.SCANNED_TYPES, records.KIND_OF
+        for row in rows:
+            seq, run, raw_kind, at_ns, salt, body, previous_hash, record_hash = row
+            is_typed = tuple(map(type, row)) == types
+            kind = kinds.get(bytes(raw_kind)) if is_typed else None
+            self.events += 1
+            if (
+                kind is not None
+                and seq <= covered_seq
+                and seq == self.seq + 1
+                and previous_hash == self.last_hash
+                and run >= 0
+                and record_hash
+                == hash_digest(previous_hash, run, event_digest(chain, seq, run, kind, at_ns, salt + body))
+            ):  # nearly every event: nothing about it is wrong
+                values = self._values(seq, kind, body, True)
+                self.seq, self.last_hash = seq, record_hash
+                if seq in checkpoints:
+                    self._check_signatures(seq, record_hash)
+            else:
+                values = self._add_other(row, kind, is_typed, is_typed and seq <= covered_seq)
+            if values is not None:
+                assert kind is not None
+                yield run, kind, at_ns, values
+
+    def _add_other(self, row: tuple[Any, ...], kind: str | None, is_typed: bool, is_signed: bool) -> list[Any] | None:
+        seq, run, _, at_ns, salt, body, previous_hash, record_hash = row
         try:
             if not is_typed:
                 raise ValueError(records.WRONG_TYPE)
@@ -148,8 +160,10 @@ class ChainCheck:
             self.find(EDITED, seq, f"event {seq}, a {kind}, is not what was written")
         else:
             values = self._values(seq, kind, body, is_signed)
-        self._go_on(seq, record_hash)
-        return EventContent(run, kind, at_ns, values) if values is not None else None
+        self.seq, self.last_hash = seq, record_hash
+        if seq in self.checkpoints:
+            self._check_signatures(seq, record_hash)
+        return values
 
     def _values(self, seq: int, kind: str, body: bytes, is_signed: bool) -> list[Any] | None:
         try:
@@ -167,11 +181,6 @@ class ChainCheck:
             name, upto, *_ = values
             self.prunings.append((seq, name, upto))
         return values
-
-    def _go_on(self, seq: int, record_hash: bytes) -> None:
-        self.seq, self.last_hash = seq, record_hash
-        if seq in self.checkpoints:
-            self._check_signatures(seq, record_hash)
 
     def _add_damaged(self, seq: object, message: str) -> None:
         """Take note of a row that is no event."""

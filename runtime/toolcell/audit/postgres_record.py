@@ -168,14 +168,14 @@ class PostgresConnection:
 
     @property
     def text_factory(self) -> Any:
-        """`bytes` where text is wanted as it is stored."""
+        """`bytearray` where text is wanted as it is stored."""
         return self._text_factory
 
     @text_factory.setter
     def text_factory(self, factory: Any) -> None:
         self._text_factory = factory
         own = self._psycopg.types.string.TextLoader
-        self._connection.adapters.register_loader("text", _bytes_loader(self._psycopg) if factory is bytes else own)
+        self._connection.adapters.register_loader("text", _bytes_loader(self._psycopg) if factory is bytearray else own)
 
     @property
     def in_transaction(self) -> bool:
@@ -233,8 +233,8 @@ class PostgresConnection:
 
 def _bytes_loader(psycopg: Any) -> Any:
     class BytesLoader(psycopg.adapt.Loader):  # type: ignore[misc]
-        def load(self, data: Any) -> bytes:
-            return bytes(data)
+        def load(self, data: Any) -> bytearray:
+            return bytearray(data)
 
     return BytesLoader
 

@@ -92,6 +92,10 @@ COLUMNS: Final[dict[str, type]] = {
 }  # fmt: skip
 """Columns of the table of events, and their types."""
 _TYPES: Final = tuple(COLUMNS.values())
+SCANNED: Final = ", ".join([*COLUMNS][1:])
+"""What is read of the events of one writer."""
+SCANNED_TYPES: Final = tuple(bytearray if each is str else each for each in _TYPES[1:])
+"""The types of these columns as `ChainCheck` takes them: text is a `bytearray`, not decoded, so that it is no blob."""
 KIND_OF: Final = {kind.encode(): kind for kind in FIELDS}
 
 

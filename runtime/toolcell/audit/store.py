@@ -62,16 +62,13 @@ VIEWS: Final = {
 """The tables that events make, and the order of their rows."""
 
 EVENT_COLUMNS: Final = ", ".join(records.COLUMNS)
-_SQL_TYPES: Final = {str: "text", int: "integer", bytes: "blob"}
-IS_TYPED: Final = " AND ".join(f"typeof({name}) = '{_SQL_TYPES[kind]}'" for name, kind in records.COLUMNS.items())
-"""A condition on an event that is true where each column has the type that a writer gives it."""
 
 
 class Connection(Protocol):
     """An open database. It takes the SQL of SQLite, with `?` for each value, and leaves transactions to us."""
 
     text_factory: Any
-    """`text`, or `bytes` where text is wanted as it is stored."""
+    """`text`, `bytearray` where text is wanted as it is stored, or `str` where a blob is not to be taken for text."""
 
     @property
     def in_transaction(self) -> bool:
@@ -332,28 +329,29 @@ _INSERT_RUN: Final = (
 def _call_started(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
     number, _, _, tool, origin, *_, more = values
     if not more:
-        return ((_INSERT_CALL, (chain, run, number, tool, origin, UNFINISHED, None)),)
+        return ((INSERT_CALL, (chain, run, number, tool, origin, UNFINISHED, None)),)
     row = (chain, run, number, tool, origin, UNFINISHED, (more.get("decided") or {}).get("by"))
     sent = tuple(
         (_INSERT_REQUEST, (chain, run, number, host, secret))
         for host in more.get("hosts") or ()
         for secret in more.get("secret_names") or ("",)
     )
-    return ((_INSERT_CALL, row), *sent)
+    return ((INSERT_CALL, row), *sent)
 
 
-_INSERT_CALL: Final = (
+INSERT_CALL: Final = (
     "INSERT INTO call (writer, run, number, tool, origin, status, decided_by) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+INSERT_WHOLE_CALL: Final = "INSERT INTO call VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_REQUEST: Final = "INSERT INTO request VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 def _call_ended(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:
     number, status, duration_us, _, code, _ = values
-    return ((_END_CALL, (status, code, duration_us, chain, run, number)),)
+    return ((END_CALL, (status, code, duration_us, chain, run, number)),)
 
 
-_END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE writer = ? AND run = ? AND number = ?"
+END_CALL: Final = "UPDATE call SET status = ?, code = ?, duration_us = ? WHERE writer = ? AND run = ? AND number = ?"
 
 
 def _run_ended(chain: str, run: int, at_ns: int, values: Sequence[Any]) -> tuple[Row, ...]:

@@ -9,10 +9,10 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, Final
 
-from toolcell.audit import store
+from toolcell.audit import records, store
 from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck, EventContent, Finding, by_seq
 from toolcell.audit.databases import Place, database_of
 from toolcell.audit.keys import Verifier, by_id
@@ -185,27 +185,20 @@ def check_events(
 ) -> None:
     """Check the events of a chain from its first to number `upto`."""
     check.begin()
-    unread, covered_seq = 0, check.covered_seq
-    query = f"SELECT {_SCANNED}, {store.IS_TYPED} FROM event WHERE writer = ? AND n <= ? ORDER BY n"
-    db.text_factory = (
-        bytes  # a column holds whatever somebody put there, and to decode it would take as long as to read
-    )
+    query = f"SELECT {records.SCANNED} FROM event WHERE writer = ? AND n <= ? ORDER BY n"
+    covered_seq, before = check.covered_seq, db.text_factory
+    db.text_factory = bytearray  # a column holds whatever somebody put there, and to decode it would take long
     try:
-        for row in db.execute(query, (check.chain, upto)):
-            seq = row[0]
-            found = check.add(row, type(seq) is int and seq <= covered_seq)
-            if found is not None and on_event is not None:
-                on_event(check.chain, found)
-            unread += 1
-            if unread == STEP:
-                on_events(unread)
-                unread = 0
+        rows = iter(db.execute(query, (check.chain, upto)))
+        seen = -1
+        while seen != check.events:
+            seen = check.events
+            for event in check.add(islice(rows, STEP), covered_seq):
+                if on_event is not None:
+                    on_event(check.chain, event)
+            on_events(check.events - seen)
     finally:
-        db.text_factory = store.text
-    on_events(unread)
-
-
-_SCANNED: Final = store.EVENT_COLUMNS.removeprefix("writer, ")
+        db.text_factory = before
 
 
 def _check_blobs(db: store.Connection) -> Iterator[Finding]:
@@ -225,13 +218,21 @@ class _Views:
                 self._db.execute(statement)
         self._db.execute("BEGIN")
         self._rows: dict[str, list[Any]] = {}
-        """Statement to the rows that it is to be executed with; first come those that insert."""
+        """Statement to the rows that it is to be executed with."""
+        self._begun: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        """Calls of which the start is among the rows, and nothing is written yet, by what finds them."""
         self._left = STEP
 
     def add(self, chain: str, event: EventContent) -> None:
         try:
             for statement, row in store.rows_of(chain, *event):
-                self._rows.setdefault(statement, []).append(store.all_storable(row))
+                if statement is store.INSERT_CALL:
+                    self._begun.setdefault(row[:3], row)
+                    continue
+                if statement is store.END_CALL and (begun := self._begun.pop(row[3:], None)) is not None:
+                    # Nearly every call: to insert the whole row takes half as long as to change it afterwards.
+                    statement, row = store.INSERT_WHOLE_CALL, (*begun[:5], *row[:3], begun[6])
+                self._rows.setdefault(statement, []).append(row)
         except (ValueError, TypeError, AttributeError, LookupError):
             pass  # who has the key wrote what no run has
         self._left -= 1
@@ -239,36 +240,50 @@ class _Views:
             self._write()
 
     def _write(self) -> None:
-        for statement, rows in sorted(self._rows.items()):  # INSERT comes before UPDATE
+        self._rows[store.INSERT_CALL] = [*self._begun.values()]
+        # INSERT comes before UPDATE, and of two calls with one number the first: it began before it had an end.
+        for statement in sorted(self._rows, key=lambda text: (text != store.INSERT_WHOLE_CALL, text)):
+            rows = self._rows[statement]
             try:
-                self._db.executemany(statement, rows)
+                self._db.executemany(statement, map(store.all_storable, rows))
             except (sqlite3.Error, OverflowError):  # what no run can have is reported with its chain
                 for row in rows:
                     with suppress(sqlite3.Error, OverflowError):
-                        self._db.execute(statement, row)
+                        self._db.execute(statement, store.all_storable(row))
         self._rows.clear()
+        self._begun.clear()
         self._left = STEP
 
     def compare(self, db: store.Connection) -> Iterator[Finding]:
         """Find differences between the tables of a record and these."""
         self._write()
-        self._db.text_factory = db.text_factory = bytes
+        before, db.text_factory = db.text_factory, str  # as bytes, a text would be equal to a blob
         try:
             for table, key in store.VIEWS.items():
                 query = f"SELECT * FROM {table} ORDER BY {key}"
                 ours, theirs = self._db.execute(query), db.execute(query)
-                while (one := ours.fetchmany(STEP)) == (two := theirs.fetchmany(STEP)) and one:
+                while (one := ours.fetchmany(STEP)) == (two := _plain_rows(theirs)) and one:
                     pass
                 if one != two:
                     mine, other = next(pair for pair in zip_longest(one, two) if pair[0] != pair[1])
-                    chain = (mine or other)[0]
                     message = f"the table {table} is not what the events say: {other!r:.100}"
-                    yield Finding(VIEW_DIFFERS, store.text(chain) if type(chain) is bytes else "", None, message)
+                    yield Finding(VIEW_DIFFERS, str((mine or other)[0]), None, message)
         finally:
-            db.text_factory = store.text
+            db.text_factory = before
 
     def close(self) -> None:
         self._db.close()
+
+
+def _plain_rows(rows: Any) -> list[tuple[Any, ...]]:
+    """Return the next rows, or one that says why they are none that a writer writes."""
+    try:
+        found: list[tuple[Any, ...]] = rows.fetchmany(STEP)
+    except sqlite3.OperationalError as exc:
+        if "decode" not in str(exc):
+            raise
+        return [("", str(exc))]
+    return found
 
 
 def _compare(
