@@ -64,6 +64,8 @@ def test_the_copy_of_the_programs_has_no_rights_and_is_made_once(tmp_path: Path)
         assert path.is_symlink() or mode == (0o755 if path.is_dir() else 0o555), path
     before = made.stat().st_ino
     assert programs.build(tmp_path, "/usr/bin/python3.x").stat().st_ino == before
+    of_another = programs.build(tmp_path, "/usr/bin/python3.y")
+    assert os.readlink(of_another / "bin" / "python3") == "/usr/bin/python3.y"
 
 
 def test_a_machine_without_a_shell_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

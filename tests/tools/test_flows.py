@@ -149,6 +149,15 @@ async def test_a_conversation_keeps_its_labels_from_prompt_to_prompt_and_as_json
     assert office.done == ["post", "mail", "post"]
     assert not any("labels" in message for message in to_openai(saved))
 
+    @office.registry.tool
+    async def recall() -> str:
+        """Go on with a conversation of another day."""
+        loop = ToolLoopConfig(provider=ScriptedModel(["the code is 1234"]), tools=office.registry)
+        return (await run_tool_loop(loop, saved, context=RunContext())).content
+
+    await Agent(ScriptedModel([calls(("recall", {})), post, "f"]), tools=office.registry).run("recall and post")
+    assert office.done == ["post", "mail", "post"]
+
 
 async def test_a_prompt_may_have_labels_and_wrong_ones_are_refused() -> None:
     office = Office(DENY)
