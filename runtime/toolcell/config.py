@@ -52,6 +52,8 @@ PROFILES: Mapping[Profile, frozenset[Layer]] = {
 }
 """Layers that each profile requires by default."""
 
+MAX_DECISIONS: Final = 10_000
+"""Most decisions of one request about calls that wait."""
 MAX_PLAN_STEPS: Final = 50
 
 SHOWN_CHARS: Final = 32_000

@@ -295,6 +295,11 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
                 "began with other tools .missing: crash, fail, pay, read, write; new: effects_of_another",
             ),
             (token, {"decisions": {"call_9": Approve()}}, "no call call_9 waits for a decision; these do: call_2"),
+            (
+                token,
+                {"decisions": {f"call_x{number}": Approve() for number in range(9_000)}},
+                "call_x19 waits for a decision; these do: call_2",
+            ),
             (token, {"decisions": {"call_2": "yes"}}, r"is Approve\(\), Deny.*not"),
             (token, {"decisions": {"call_2": AlreadyMade(1)}}, "was not made"),
         ]

@@ -301,6 +301,11 @@ async def test_limits_can_be_lowered_and_not_raised(mode: str) -> None:
         ("execute_code", {"code": "1/0"}, "ZeroDivisionError"),
         ("describe_tools", {"names": ["ad"]}, "there is no tool 'ad'"),
         ("resume", {"token": "forged", "decisions": {}}, "there is no run forged to resume"),
+        (
+            "resume",
+            {"token": "x", "decisions": {f"c{n}": "deny" for n in range(10_001)}},
+            "10001 decisions, limit 10000",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_call_is_told_to_the_model(tool: str, args: dict[str, Any], said: str) -> None:

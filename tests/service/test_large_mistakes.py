@@ -14,12 +14,13 @@ import pytest
 from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import Limits, Runtime, ToolRegistry
-from toolcell.config import MAX_PLAN_STEPS
+from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS
 from toolcell.errors import UsageError
 from toolcell.run import RunOptions
 from toolcell.service.bodies import MAX_ERRORS, parsed_body
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import DecideRequest, ExecuteRequest, PlanRequest
+from toolcell.service.socket.arguments import Arguments
 
 MANY = 60_000
 SILENT_S = 0.03
@@ -42,6 +43,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
         DecideRequest,
         {"decisions": {f"c{n}": {"decision": "edit", **members(6)} for n in range(MANY // 6)}},
     ),
+    "decisions that are none": (DecideRequest, {"decisions": members(MANY)}),
     "steps that are none": (PlanRequest, {"steps": [1] * MANY}),
     "names that are none": (ExecuteRequest, {"code": "1", "tools": [1] * MANY}),
     "an object for a text": (ExecuteRequest, {"code": members(MANY)}),
@@ -78,6 +80,7 @@ def test_a_body_with_many_mistakes_costs_a_few_times_what_a_right_one_of_its_siz
 LARGE: dict[str, tuple[Any, Callable[[], dict[str, Any]]]] = {
     "unknown members": (ExecuteRequest, lambda: {"code": "1", **members(5 * MANY)}),
     "unknown limits": (ExecuteRequest, lambda: {"code": "1", "limits": members(5 * MANY)}),
+    "decisions": (DecideRequest, lambda: {"decisions": members(5 * MANY)}),
     "inputs": (ExecuteRequest, lambda: {"code": "1", "inputs": members(5 * MANY)}),
     "rows": (ExecuteRequest, lambda: {"code": "1", "inputs": {"rows": [{"a": n, "b": "x"} for n in range(3 * MANY)]}}),
     "steps": (PlanRequest, lambda: {"steps": [{"tool": "x", "args": {"a": 1}}] * (2 * MANY)}),
@@ -94,6 +97,13 @@ def test_the_event_loop_turns_while_a_large_body_is_read(kind: str) -> None:
             await parsed_body(model, body, nullcontext())
 
     assert any(anyio.run(watched, read()).silent_s < SILENT_S for _ in range(3))
+
+
+def test_no_caller_of_a_service_decides_about_more_calls_at_once_than_http_takes() -> None:
+    for count in (MAX_DECISIONS, MAX_DECISIONS + 1):
+        given = Arguments({"decisions": {f"call_{number}": {"kind": "approve"} for number in range(count)}})
+        with nullcontext() if count == MAX_DECISIONS else pytest.raises(UsageError, match="10001 decisions, limit"):
+            assert len(given.decisions() or ()) == count
 
 
 DEEP = "x/" * 2_000_000 + "x"

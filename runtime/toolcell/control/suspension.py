@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import anyio
@@ -79,6 +80,11 @@ def _plain(value: Any, ident: str) -> Any:
         raise UsageError(f"the decision about {ident} cannot be recorded: {exc}") from exc
 
 
+MAX_NAMED: Final = 20
+"""Most ids of an error that are no calls."""
+MAX_NAMED_CHARS: Final = 500
+
+
 def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, object]) -> None:
     """Check that decisions are about calls that wait for one.
 
@@ -87,8 +93,9 @@ def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, objec
     """
     if not isinstance(decisions, Mapping):
         raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")
-    if unknown := [str(each) for each in decisions if each not in known]:
-        raise UsageError(f"no call {', '.join(unknown)} waits for a decision; these do: {', '.join(known) or 'none'}")
+    if unknown := [*islice((str(each) for each in decisions if each not in known), MAX_NAMED)]:
+        named = ", ".join(unknown)[:MAX_NAMED_CHARS]
+        raise UsageError(f"no call {named} waits for a decision; these do: {', '.join(known) or 'none'}")
 
 
 SETTLE_S: Final = 0.02

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from toolcell.audit import RunSummary
-from toolcell.config import MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile
+from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile
 from toolcell.control import Replay
 from toolcell.results import (
     CommitResult,
@@ -233,10 +233,19 @@ class CallWasMade(BodyModel):
 CallDecision = Annotated[ApproveCall | DenyCall | EditCall | CallWasMade, Field(discriminator="decision")]
 
 
+def _counted(decisions: Any) -> Any:
+    """pydantic counts them when it has checked each."""
+    if isinstance(decisions, dict) and len(decisions) > MAX_DECISIONS:
+        raise ValueError(f"{len(decisions)} decisions, limit {MAX_DECISIONS}")
+    return decisions
+
+
 class DecideRequest(BodyModel):
     """Decisions about the calls that a run waits for."""
 
-    decisions: dict[str, CallDecision] = Field(default_factory=dict, max_length=10_000)
+    decisions: Annotated[dict[str, CallDecision], BeforeValidator(_counted)] = Field(
+        default_factory=dict, max_length=MAX_DECISIONS
+    )
     """By the id of the call. A call without one suspends the run again."""
 
 
