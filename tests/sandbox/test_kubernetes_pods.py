@@ -257,6 +257,16 @@ def test_the_error_about_a_pods_address_says_what_to_do_and_nothing_of_its_key(d
     assert caught.value.__context__ is None  # msgpack's error would keep what it was given
 
 
+def test_the_caller_may_do_what_the_backend_asks_for_and_nothing_else() -> None:
+    role = next(each for each in pool_of(IMAGE) if each["kind"] == "Role")
+    rights = {f"{verb} {plural}" for each in role["rules"] for plural in each["resources"] for verb in each["verbs"]}
+    claims = {f"{verb} sandboxclaims" for verb in ("create", "get", "list", "watch", "patch", "delete")}
+    assert rights == claims | {
+        *("get sandboxwarmpools", "get sandboxes", "get pods"),
+        *("create pods/exec", "get pods/exec"),
+    }
+
+
 def test_the_sizes_of_the_file_are_those_of_the_default_limits() -> None:
     (template, *_), changed = (
         yaml.safe_load_all(FILE.read_text(encoding="utf-8")),
