@@ -26,7 +26,7 @@ from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 from toolcell_bridge.wire.framing import FrameReader
 from toolcell_bridge.wire.messages import CallTool, Hello, Progress, Result, RunScript
-from toolcell_bridge.wire.plain import pack_value, packed_size
+from toolcell_bridge.wire.plain import PackedValue, packed_size
 from toolcell_bridge.wire.tables import AnyTable, Array, Axis, Table, from_bytes
 from wire.fuzz_tables import fuzz, parts_of
 from wire.table_examples import COLUMNS, COUNTED, TABLES, WORDS, numbers, text
@@ -406,7 +406,7 @@ def test_extensions_outside_of_messages_with_tables_are_illegal() -> None:
 def test_inputs_of_a_script_may_be_tables() -> None:
     given, fields = {"df": TABLES[FRAME]}, {name: getattr(RUN, name) for name in RUN.__slots__}
     message = RunScript(**{**fields, "inputs": given})
-    for inputs in (given, pack_value(given)):
+    for inputs in (given, PackedValue(given)):
         assert decode(encode(RunScript(**{**fields, "inputs": inputs}))[4:]) == message
 
 
