@@ -113,7 +113,7 @@ class Service:
 
 def send_until_answered(url: str, key: str, answers: Answers) -> None:
     """Send one request again and again, until it has a final answer."""
-    headers, body = {"Idempotency-Key": key, "Prefer": "wait=10"}, {"code": SCRIPT, "inputs": {"key": key}}
+    headers, body = {"Idempotency-Key": key}, {"code": SCRIPT, "inputs": {"key": key}}
     until = time.monotonic() + ANSWER_S
     while time.monotonic() < until:
         answers.sent[key] += 1
