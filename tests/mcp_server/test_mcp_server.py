@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from rows import each_row
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.calls.arguments import ArgumentChecker
 from toolcell.calls.result import File, ToolResult
 from toolcell.journal.approval_tokens import make_token
 from toolcell.mcp.content import IN_PART, answer, question, readable_only
@@ -315,6 +317,22 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model(tool: str, args: d
             await client.call_tool("nothing", {})
 
     assert result.is_error and said in text_of(result)
+
+
+async def test_large_arguments_of_a_client_are_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, check = list[bool](), ArgumentChecker.check
+
+    def noted(checker: ArgumentChecker, args: Any) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return check(checker, args)
+
+    monkeypatch.setattr(ArgumentChecker, "check", noted)
+    async with connected("legacy") as client:
+        for count in (1, 10_001):
+            decisions = {f"c{number}": "deny" for number in range(count)}
+            assert (await client.call_tool("resume", {"token": "x", "decisions": decisions})).is_error
+
+    assert threads == [False, True]
 
 
 def many(count: int) -> ToolRegistry:

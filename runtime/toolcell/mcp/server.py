@@ -150,7 +150,8 @@ class McpServer:
                 return await self._decided(ctx, params.request_state, params.input_responses or {}, handler is None)
             if handler is None:
                 return await self._while_heard(ctx, partial(self._plain_call, ctx, name, given))
-            return await self._while_heard(ctx, partial(handler, ctx, self._checkers[name].check(given).args))
+            checked = await in_thread_if_large(given, partial(self._checkers[name].check, given))
+            return await self._while_heard(ctx, partial(handler, ctx, checked.args))
         except InvalidArguments as exc:
             return failed(f"invalid arguments of {name}: {'; '.join(map(str, exc.problems[:5]))}")
         except ToolcellError as exc:
