@@ -109,6 +109,6 @@ async def test_files_that_do_not_fit_can_be_fetched(tmp_path: Path) -> None:
         result = (await client.post("/v1/sessions/s/execute", json={"code": code})).json()
         (file,) = result["files"]
         assert (file["data"], file["size"]) == (None, 2 * MIB)
-        assert "fetch it from /v1/sessions" in file["problem"]
+        assert "fetch it from /v1/sessions/{name}/files/{path}" in file["problem"]
         fetched = await client.get("/v1/sessions/s/files/a.bin")
         assert fetched.content == bytes(range(256)) * 8192

@@ -78,7 +78,10 @@ def _without_files(data: object) -> object:
     """Return an answer without the content of its files: half of base64 is none."""
     if not (isinstance(data, Mapping) and isinstance(files := data.get("files"), list | tuple)):
         return data
-    why = "it was left out, because the answer is too large; write it in a session, and fetch it from /v1/sessions"
+    why = (
+        "it was left out, because the answer is too large; "
+        "write it in a session, and fetch it from /v1/sessions/{name}/files/{path}"
+    )
     return {
         **data,
         "files": [
