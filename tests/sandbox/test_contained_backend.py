@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import psutil
@@ -19,6 +20,7 @@ from rows import each_row
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.process import contained_backend
 from toolcell.sandbox.process import zygote as zygotes
 from toolcell.sandbox.process.contained_backend import ContainedSandbox, ContainedZygote
@@ -221,23 +223,37 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
 
 
 @pytest.mark.slow
-@pytest.mark.contained
-async def test_a_zygote_may_be_as_slow_as_start_s_lets_it(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "profile",
+    [
+        pytest.param("full", marks=pytest.mark.isolation),
+        pytest.param("container", marks=pytest.mark.contained),
+        pytest.param("auto", marks=pytest.mark.contained),
+    ],
+)
+async def test_a_zygote_may_be_as_slow_as_start_s_lets_it(
+    profile: Literal["full", "container", "auto"], anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zygotes, "ANSWER_S", 0.01)
-    before = psutil.Process().children()
-    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=WAITED_S)) as runtime:
+    monkeypatch.setattr(Backend, "start_s", 0.0)
+    me = psutil.Process()
+    before = me.children()
+    async with Runtime(policy=Policy(profile=profile), pool=PoolConfig(warm=0, start_s=WAITED_S)) as runtime:
         assert await first_result(runtime) == 1
-        (zygote,) = [child for child in psutil.Process().children() if child not in before]
-        zygote.suspend()
+        (parent,) = [each for each in me.children() if each not in before]
+        stopped = [parent, *parent.children(recursive=True)]
+        for process in stopped:
+            process.suspend()
 
         async def resume() -> None:
             await anyio.sleep(0.2)
-            zygote.resume()
+            for process in stopped:
+                process.resume()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resume)
             assert await first_result(runtime) == 1
-        assert zygote.is_running()
+        assert parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE
 
 
 STAYING = """
@@ -278,7 +294,7 @@ async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_
         _, alive = psutil.wait_procs(stopped, timeout=60)
         assert alive == []
         assert (await beside.execute_code("x")).value == 1
-        assert zygote.is_running()
+        assert zygote.is_running() and zygote.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.contained
