@@ -13,7 +13,7 @@ import anyio.lowlevel
 import httpx2
 import pytest
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
 from hostile.loop_silence import watched
 from rows import each_row
@@ -395,6 +395,21 @@ def test_so_are_those_of_questions_and_notifications(asked: tuple[str, str]) -> 
         item = transports._mended(SessionMessage(jsonrpc_message_adapter.validate_json(line)))
 
         assert isinstance(item, ValueError) and refusal in str(item)
+
+
+@each_row("count", [9_000, 140_000])
+@each_row(
+    "form",
+    ['{{"jsonrpc": "2.0", "id": 1, {}}}', '{{"id": 1, "jsonrpc": "2.0", {}}}', '{{{}, "jsonrpc": "2.0", "id": 1}}'],
+)
+async def test_a_question_that_is_not_read_is_no_answer_to_the_call_with_its_id(form: str, count: int) -> None:
+    """Both sides count their requests from one."""
+    members = f'"params": {[1] * count}'
+    asked = await transports._message(form.format(f'"method": "sampling/createMessage", {members}').encode())
+    answered = await transports._message(form.format(members).encode())
+
+    assert isinstance(asked, ValueError)
+    assert isinstance(answered, SessionMessage) and isinstance(answered.message, JSONRPCError)
 
 
 async def test_a_question_that_is_too_long_to_be_read_is_answered_with_why() -> None:

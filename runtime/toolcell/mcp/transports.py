@@ -318,12 +318,15 @@ def _packed(message: SessionMessage) -> bytes:
 
 _FIRST = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*,')
 _LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_ASKS = re.compile(rb'\s*\{(?:\s*"(?:jsonrpc|id)"\s*:\s*(?:\d+|"[^"\\]*")\s*,){0,2}\s*"method"\s*:')
+"""What begins like this is a request or notification of the server, whose id is none of ours."""
 _ENDS_BYTES = 256
 """First and last bytes of a message, in which its id may stand when the message itself is not parsed."""
 
 
 def _ident_at_ends(line: bytes) -> int | str | None:
-    found = _FIRST.match(line[:_ENDS_BYTES]) or _LAST.search(line[-_ENDS_BYTES:])
+    start, end = line[:_ENDS_BYTES], line[-_ENDS_BYTES:]
+    found = None if _ASKS.match(start) else _FIRST.match(start) or _LAST.search(end)
     return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
 
 
