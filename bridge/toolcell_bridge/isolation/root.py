@@ -96,9 +96,7 @@ def _bind(descriptor: int, target: str, flags: int) -> None:
     mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | flags | locked)
 
 
-# User, pid, mount, net, ipc, uts and cgroup namespaces: entering them, and mapping ids into them.
-#
-# Knows ids and flags; what is mounted inside and who lives there is decided elsewhere.
+# Entering user, pid, mount, net, ipc, uts and cgroup namespaces. `procfs` maps ids into them.
 
 ALL = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 
