@@ -108,6 +108,8 @@ async def test_opening_that_is_cancelled_leaves_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_nothing_open() -> None:
+    async with Runtime(pool=PoolConfig(warm=0)) as first:
+        await first.execute_code("1")  # from here on the process keeps two folders of the cache open
     gc.collect()
     descriptors, started, ends = open_descriptors(), 0, []
     runtime = Runtime(pool=PoolConfig(warm=0, cap=CAP))
@@ -133,7 +135,7 @@ async def test_closing_with_runs_under_way_ends_each_of_them_clearly_and_leaves_
     unserved = "the Runtime was closed before the run had a sandbox; no code ran"
     assert Counter(ends) == {"cancelled": CAP, unserved: RUNS - CAP}
     gc.collect()
-    assert open_descriptors() <= descriptors + 1
+    assert open_descriptors() <= descriptors
 
 
 @pytest.mark.anyio

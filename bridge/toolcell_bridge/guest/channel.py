@@ -116,10 +116,12 @@ class Channel:
             self._sending = True
             try:
                 self._write(*self._connection.send_parts(*messages))
-                self._write_held()
+                if self._held:
+                    self._write_held()
             finally:
                 self._sending = False
-        self._note_free()
+        if self.when_free is not None:
+            self._note_free()
 
     def send_printed(self, stream: int, text: bytes) -> None:
         """Send a `Log` of up to `PRINTED_BYTES` of UTF-8, in a tenth of the time.
@@ -205,7 +207,8 @@ class Channel:
                         self._read()
                 finally:
                     self._reading.release()
-                    self._wake_waiting()
+                    if self._waiting:
+                        self._wake_waiting()
             else:
                 with self._answered:
                     self._waiting += 1
@@ -226,7 +229,8 @@ class Channel:
                 return
             finally:
                 self._reading.release()
-                self._wake_waiting()
+                if self._waiting:
+                    self._wake_waiting()
 
     def wait_interruptibly(self) -> None:
         """From here on, wait for bytes apart from reading them: `is_interruptible` says when nothing can get lost."""
@@ -263,9 +267,8 @@ class Channel:
                 self._read()
 
     def _wake_waiting(self) -> None:
-        if self._waiting:
-            with self._answered:
-                self._answered.notify_all()
+        with self._answered:
+            self._answered.notify_all()
 
     def _read(self, flags: int = 0) -> None:
         frames = self._connection.frames
@@ -289,8 +292,10 @@ class Channel:
                 self._connection.receive_data(data)
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
-        self._wake_waiting()
-        self._note_free()
+        if self._waiting:
+            self._wake_waiting()
+        if self.when_free is not None:
+            self._note_free()
 
     def _receive(self) -> bytes:
         """recv(), but poll for a moment before sleeping, as long as the host answers quickly.

@@ -40,7 +40,7 @@ from toolcell_bridge.wire.messages import (
     ToolFail,
     ToolReturn,
 )
-from toolcell_bridge.wire.table_frames import gathered, is_with_tables
+from toolcell_bridge.wire.table_frames import WITH_TABLES, gathered
 
 MAX_OUTSTANDING: Final = 1024
 """Calls that may wait for their answer at once. Limits what the host must remember for a guest."""
@@ -219,7 +219,7 @@ class Connection:
                 return self._decode_on()
             while (body := self.frames.next_frame()) is not None:
                 self.message_bytes = len(body)
-                self.has_tables = is_with_tables(body)
+                self.has_tables = body[0] == WITH_TABLES[0]
                 if len(body) > self._at_once_bytes:
                     self.is_decoding = True
                     self._decoding = decode_in_steps(body, self._received_elements)

@@ -241,11 +241,14 @@ def pack_around(values: tuple[Any, ...], what: str) -> tuple[bytes, list[AnyTabl
     """Pack a message's tag and fields, of which some are packed already. No message has more than 15 of them."""
     tables: list[AnyTable] = []
     parts = []
-    for value in values:
-        if type(value) is PackedValue:
-            data, found = value.data, value.tables
-        else:
-            data, found = pack_parts(value, what)
-        parts.append(data)
-        tables += found
+    try:
+        for value in values:
+            if type(value) in _SCALARS:
+                parts.append(_packer.pack(value))
+                continue
+            data, found = (value.data, value.tables) if type(value) is PackedValue else pack_parts(value, what)
+            parts.append(data)
+            tables += found
+    except (OverflowError, ValueError) as exc:
+        raise _unsendable(what, exc) from exc
     return bytes((_FIXARRAY | len(values),)) + b"".join(parts), tables

@@ -60,11 +60,6 @@ def gathered(pieces: Iterable[Part]) -> list[Part]:
     return parts
 
 
-def is_with_tables(body: Buffer) -> bool:
-    """Whether a body is that of such a frame."""
-    return body[0] == WITH_TABLES[0]
-
-
 def unpack_with_tables(body: Buffer, most: int, deepest: int) -> Generator[None, None, object]:
     """Unpack the body of such a frame, in steps. The tables keep the memory of the body.
 
