@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from typing import Any
 import psutil
 from contained_scripts import CONTROL, SCRIPTS
 
-from toolcell import Limits, Policy, PoolConfig, SyncRuntime
+from toolcell import Limits, Policy, PoolConfig, SyncRuntime, ToolRegistry
 
 MIB = 1 << 20
 LIMITS = Limits(
     wall_s=20, cpu_s=20, memory_bytes=128 * MIB, processes=20, disk_bytes=8 * MIB, inodes=200, open_files=64
 )
-NEIGHBOUR = "import time\nopen('kept', 'w').write('kept')\nprint('ready', flush=True)\ntime.sleep(2)\nset_result(open('kept').read())"
+NEIGHBOUR = "open('kept', 'w').write('kept')\nprint('ready', flush=True)\ntools.stay()\nset_result(open('kept').read())"
 SECRET = "the secret of the host"
 
 
@@ -98,10 +99,8 @@ def attack_all(targets: Targets, runtime: SyncRuntime, note: Callable[[str, Any]
     note("the host's program", targets.program.poll())
 
 
-def attack_a_neighbour(runtime: SyncRuntime, note: Callable[[str, Any], None]) -> None:
-    """Attack every process and folder while another script runs."""
-    import threading
-
+def attack_a_neighbour(runtime: SyncRuntime, note: Callable[[str, Any], None], attacked: threading.Event) -> None:
+    """Attack every process and folder while another script runs, which ends when it was `attacked`."""
     ready, results = threading.Event(), []
 
     def neighbour() -> None:
@@ -119,6 +118,7 @@ def attack_a_neighbour(runtime: SyncRuntime, note: Callable[[str, Any], None]) -
     inputs = {"places": places, "pids": psutil.pids()}
     note("a neighbour attacked", described(runtime.execute_code(CONTROL["neighbour"], inputs=inputs)))
     note("places of the neighbour", len(places))
+    attacked.set()
     thread.join()
     note("the neighbour", results[0])
 
@@ -135,9 +135,16 @@ def main() -> None:
     )
     seen["without isolation"] = json.loads(control.stdout)
     before = set(os.listdir(tempfile.gettempdir()))
-    with SyncRuntime(policy=Policy(profile="container"), limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:
+    tools, attacked = ToolRegistry(), threading.Event()
+
+    @tools.tool
+    def stay() -> None:
+        """Return when the neighbour was attacked."""
+        attacked.wait(LIMITS.wall_s)
+
+    with SyncRuntime(tools, policy=Policy(profile="container"), limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:
         attack_all(targets, runtime, seen.__setitem__)
-        attack_a_neighbour(runtime, seen.__setitem__)
+        attack_a_neighbour(runtime, seen.__setitem__, attacked)
     targets.close()
     seen["left running"] = below()
     seen["left in /tmp"] = sorted(set(os.listdir(tempfile.gettempdir())) - before)

@@ -103,6 +103,10 @@ class ProcessKubelet:
         return {name for name, (process, _, _) in tuple(self.pods.items()) if process.poll() is None}
 
 
+def _cores(quantity: str) -> float:
+    return int(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
+
+
 class DockerKubelet:
     """Pods are containers, with what a pod's spec asks for."""
 
@@ -120,7 +124,7 @@ class DockerKubelet:
         flags += [part for each in context["capabilities"]["drop"] for part in ("--cap-drop", each)]
         limits = container["resources"]["limits"]
         memory = limits["memory"].replace("Mi", "m")
-        flags += ["--memory", memory, "--memory-swap", memory, "--cpus", str(int(limits["cpu"][:-1]) / 1000)]
+        flags += ["--memory", memory, "--memory-swap", memory, "--cpus", str(_cores(limits["cpu"]))]
         volumes = {each["name"]: each["emptyDir"] for each in spec["volumes"]}
         for mount in container["volumeMounts"]:
             size = volumes[mount["name"]]["sizeLimit"].replace("Mi", "m")

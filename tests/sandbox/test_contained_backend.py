@@ -243,12 +243,14 @@ async def test_a_zygote_may_be_as_slow_as_start_s_lets_it(
         (parent,) = [each for each in me.children() if each not in before]
         stopped = [parent, *parent.children(recursive=True)]
         for process in stopped:
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):  # the sandbox of the first run may just have ended
+                process.suspend()
 
         async def resume() -> None:
             await anyio.sleep(0.2)
             for process in stopped:
-                process.resume()
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resume)

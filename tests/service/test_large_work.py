@@ -103,7 +103,7 @@ async def test_what_a_run_does_with_its_large_data_is_charged(tmp_path: Path) ->
 
     class Named(daemon_threads.Account):
         def timed(self, function: Any, *args: Any) -> Any:
-            charged.append(function.__name__ if hasattr(function, "__name__") else "")
+            charged.append(getattr(getattr(function, "func", function), "__name__", ""))  # `func`: of a partial
             return super().timed(function, *args)
 
     tools, seconds = ToolRegistry(), list[float]()

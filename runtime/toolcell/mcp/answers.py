@@ -106,7 +106,7 @@ def _beside(blocks: Sequence[Part], value: dict[str, Any]) -> list[Any]:
 
 def _says_the_same(text: str, data: Any, place: int, value: dict[str, Any]) -> bool:
     """Whether a text repeats structured content, as servers do for older clients: whole, a field of it, or an item."""
-    inner = value["result"] if list(value) == ["result"] else value
+    inner = value["result"] if len(value) == 1 and "result" in value else value
     item = inner[place] if isinstance(inner, list) and place < len(inner) else inner
     fields = [*itertools.islice(inner.values(), MOST_FIELDS)] if isinstance(inner, dict) else ()
     items = [each[place] for each in fields if isinstance(each, list) and place < len(each)]
