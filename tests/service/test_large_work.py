@@ -312,3 +312,14 @@ async def test_reading_a_run_from_the_record_is_charged(tmp_path: Path) -> None:
         await tenant.recorded.detail(run_id)
         await tenant.recorded.load(run_id)
         assert len(charged) == 2
+
+
+async def test_the_page_of_a_recorded_run_is_charged(tmp_path: Path) -> None:
+    async with serving(tmp_path, registry()) as (url, service), httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
+        service.admission.queue.large[LOOPBACK_TENANT] = Charges(1.0, 1.0)
+        await http.post("/v1/execute", json={"code": "1"})
+        (newest,) = (await http.get("/v1/runs")).json()["runs"]
+        Charges.seconds = 0.0
+        page = await http.get(f"/runs/{newest['chain']}/{newest['seq']}")
+        assert page.status_code == 200, page.text
+        assert Charges.seconds > 0

@@ -65,6 +65,10 @@ class LogReader:
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._answer, question)
 
+    async def read_large(self, question: Callable[[Index], Answer]) -> Answer:
+        """Do the same for whole runs: what it takes is charged to whoever asks."""
+        return await self.read(partial(daemon_threads.account.get().timed, question))
+
     async def read_kept(self, key: object, question: Callable[[Index], Answer]) -> Answer:
         """Do the same, and keep the answer until the log changes. `key` names the question."""
 
@@ -118,9 +122,6 @@ class LogReader:
             self._index = None
 
 
-T = TypeVar("T")
-
-
 class RecordedRuns:
     """Queries over one log, one after the other. The index stays open between them."""
 
@@ -143,7 +144,7 @@ class RecordedRuns:
         limit = wanted.limit or 0
         changes: dict[str, Any] = {"before": _position(cursor) if cursor is not None else None, "limit": limit + 1}
         chosen = replace(wanted, **changes)
-        found = (await self._read(lambda index: index.runs(chosen)))[::-1]
+        found = (await self._log().read(lambda index: index.runs(chosen)))[::-1]
         page = found[:limit]
         return page, _cursor(page[-1]) if len(found) > limit else None
 
@@ -159,7 +160,7 @@ class RecordedRuns:
             run = index.load(summary)
             return run.to_dict() | {"trust": summary.trust, "runs": [asdict(each) for each in run.family]}
 
-        return await self._read(partial(daemon_threads.account.get().timed, read))
+        return await self._log().read_large(read)
 
     async def load(self, ident: str) -> RecordedRun:
         """Return the record of a run.
@@ -180,12 +181,12 @@ class RecordedRuns:
             summary = _find_run(index, ident)
             return index.load(summary), summary.trust
 
-        return await self._read(partial(daemon_threads.account.get().timed, read))
+        return await self._log().read_large(read)
 
-    async def _read(self, query: Callable[[Index], T]) -> T:
+    def _log(self) -> LogReader:
         if self._reader is None:
             self._reader = LogReader(self._directory, load_verifiers(self._key, is_needed=False), is_patient=False)
-        return await self._reader.read(query)
+        return self._reader
 
 
 def _find_run(index: Index, ident: str) -> RunSummary:

@@ -32,7 +32,7 @@ async def load(visit: Visit) -> tuple[RunSummary, RecordedRun]:
             raise PageMissing(f"the log has no run {place}") from exc
         return summary, index.load(summary)
 
-    return await (await visit.log()).read(question)
+    return await (await visit.log()).read_large(question)
 
 
 async def show(visit: Visit) -> Response:
