@@ -182,7 +182,7 @@ class ServiceConfig(SettingsModel):
     state: Path = setting(
         default_factory=lambda _: platformdirs.user_state_path("toolcell", appauthor=False) / "service"
     )
-    """Folder of what outlives the service: records, keys and returned files of the tenants."""
+    """Folder of what outlives the service: records and keys of the tenants."""
 
     defaults: TenantConfig = setting(default=TenantConfig())
     """What holds for each tenant where its own table says nothing."""
