@@ -17,6 +17,7 @@ from toolcell.calls.run_state import RunLink
 from toolcell.config import OnApproval
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
 from toolcell.errors import UsageError
+from toolcell.journal.database import ENDED
 from toolcell.journal.store import JournalStore
 from toolcell.results import CommitResult, EffectResult, ExecutionResult
 from toolcell.run.options import RunOptions
@@ -130,7 +131,6 @@ class DryRuns:
     ) -> tuple[list[EffectResult], Mapping[str, Any]]:
         """Make the chosen effects of a draft; return what became of each effect, and their results by their ids."""
         from toolcell.control.commit import Commit, changed_read
-        from toolcell.journal.ledger import ENDED
 
         async with self._runs.observed(context, "commit", link) as run:
             if recheck and (changed := await changed_read(draft, run)):

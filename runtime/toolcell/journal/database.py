@@ -394,7 +394,8 @@ _INSERT: Final = (
 _REMOVE: Final = "DELETE FROM kept WHERE kind = ? AND name = ?"
 _COPY: Final = "INSERT INTO kept SELECT kind, ?, n, at, body FROM kept WHERE kind = ? AND name = ?"
 _REMOVE_STATES: Final = f"DELETE FROM kept WHERE kind = '{STATE}' AND name > ? AND name < ? AND name NOT IN (?, ?)"
-ENDS: Final = pack(["ended", ""])[:-1]
+ENDED: Final = "ended"
+ENDS: Final = pack([ENDED, ""])[:-1]
 """The last record of a run that is over begins so."""
 _REMOVE_SCRIPTS: Final = (
     f"DELETE FROM kept WHERE kind = '{RUN}' AND name IN (SELECT name FROM kept WHERE kind = '{RUN}' AND name > ? "

@@ -20,7 +20,7 @@ from toolcell.calls.result import ErrorCode
 from toolcell.calls.run_state import RunLink
 from toolcell.errors import RunEnded, ToolError
 from toolcell.flows import Labels
-from toolcell.journal.database import DRAFT, OpenJournal, RecordKind, Table
+from toolcell.journal.database import DRAFT, ENDED, OpenJournal, RecordKind, Table
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.replay import CANCELLED, CallReplay, JournalEntry, RecordedDecision
 from toolcell.results import Divergence, Outcome, PendingCall
@@ -30,7 +30,7 @@ JOURNAL_BYTES: Final = 64 << 20
 """Bytes of answers that the journal of one run keeps. A run with more cannot be suspended, carried on or repaired."""
 
 RUN, CALL, START, NOT_MADE, ANSWER, LABELS = "run", "call", "start", "not made", "answer", "labels"
-SUSPENDED, RESUMED, ENDED, PAST, NAMED, APPROVED = "suspended", "resumed", "ended", "past", "named", "approved"
+SUSPENDED, RESUMED, PAST, NAMED, APPROVED = "suspended", "resumed", "past", "named", "approved"
 
 BEFORE_CALLS: Final = (RUN, PAST, LABELS)
 """Records of a run that has made no call: it needs nothing to be carried on."""

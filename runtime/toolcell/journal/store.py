@@ -20,9 +20,9 @@ from toolcell.calls.options import Origin
 from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.approval_tokens import make_token, read_token
-from toolcell.journal.database import RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
+from toolcell.journal.database import ENDED, RUN, Damaged, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
-from toolcell.journal.ledger import BEFORE_CALLS, ENDED, RUN_RECORDS, Journal, pending_of
+from toolcell.journal.ledger import BEFORE_CALLS, RUN_RECORDS, Journal, pending_of
 from toolcell.journal.replay import RecordedDecision
 from toolcell.results import ExecutionResult, Preflight, Suspension
 from toolcell.run.calls import FINISHED_BYTES, FINISHED_RUNS, CallList, FinishedRuns, finished_runs

@@ -29,7 +29,6 @@ from toolcell.mcp.structure import (
     MAX_ELEMENTS,
     TOO_MANY,
     TOO_MANY_CHECKED,
-    at_most,
     elements,
     has_too_many,
 )
@@ -158,10 +157,11 @@ def _noticing_departures(app: ASGIApp) -> ASGIApp:
                 if on_their_way > RECEIVING_BYTES:
                     refusal = BUSY_TEXT
                 elif not message.get("more_body"):
-                    if at_most(body) > MAX_ELEMENTS and await elements(bytes(body)) > MAX_ELEMENTS:
+                    whole = bytes(body)
+                    if (bound := await elements(whole)) > MAX_ELEMENTS:
                         refusal = f"{_UNREAD}{TOO_MANY}"
-                    elif len(body) > SMALL_BYTES or at_most(body) > MAX_CHECKED:
-                        refusal = _refusal(bytes(body))
+                    elif len(whole) > SMALL_BYTES or bound > MAX_CHECKED:
+                        refusal = _refusal(whole)
                     on_their_way -= len(body)
                     body.clear()
                 if refusal:

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 import mcp_types as types
@@ -53,7 +53,6 @@ from toolcell.tools import CodeTool, Event, EventBus, Origin, RunContext, ToolDe
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]
-Made = TypeVar("Made")
 Answer = types.CallToolResult | types.InputRequiredResult
 
 GONE = "toolcell.gone"

@@ -144,7 +144,7 @@ def read_as(kind: type[Made], plain: Any) -> Made:
     try:
         found: Made = _plan_rows(plain) if kind is PlanRows else _adapter(kind).validate_python(plain)  # type: ignore[arg-type]
     except (ValidationError, LookupError, TypeError) as exc:
-        why = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else exc
+        why = exc.errors(include_url=False, include_input=False)[0]["msg"] if isinstance(exc, ValidationError) else exc
         raise RemoteProtocolError(f"no {kind}: {why}") from exc
     return found
 
