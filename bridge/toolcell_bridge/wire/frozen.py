@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dataclasses import field
 
 T = TypeVar("T")
+_Getter = Callable[[Any], tuple[Any, ...]]
 
 ABSENT = object()
 """In the place of a default that there is not."""
@@ -102,7 +103,9 @@ def _frozen(kind: type[T], kw_only: bool) -> type[T]:
     for name in ("__dict__", "__weakref__"):
         namespace.pop(name, None)
     methods = {"__init__": _init(kind, given), "__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
-    methods |= _methods_of_values(given)
+    names = [each.name for each in given]
+    values = _getter(names)
+    methods |= _methods_of_values(given, names, values)
     for name, method in methods.items():
         if namespace.get(name) is None:
             namespace[name] = method
@@ -111,8 +114,8 @@ def _frozen(kind: type[T], kw_only: bool) -> type[T]:
         "__qualname__": kind.__qualname__,
         "__match_args__": tuple(each.name for each in given if each.init and not each.kw_only),
         "__frozen__": given,
-        "__names__": (names := [each.name for each in given]),
-        "__values__": _getter(names),
+        "__names__": names,
+        "__values__": values,
         FIELDS: _Fields(own, defaults, kw_only),
     }
     meta: Any = type(kind)
@@ -152,10 +155,8 @@ def _init(kind: type, given: list[_Given]) -> Callable[..., None]:
     return init
 
 
-def _methods_of_values(given: list[_Given]) -> dict[str, Callable[..., Any]]:
+def _methods_of_values(given: list[_Given], names: list[str], values: _Getter) -> dict[str, Callable[..., Any]]:
     """Return the methods that look at all values, which they get with one call."""
-    names = [each.name for each in given]
-    values = _getter(names)
     compared = _getter([each.name for each in given if each.compare])
     shown = [each.name for each in given if each.repr]
     hashed = _getter([each.name for each in given if each.hash])
@@ -180,8 +181,11 @@ def _methods_of_values(given: list[_Given]) -> dict[str, Callable[..., Any]]:
     return {each.__name__: each for each in (__repr__, __eq__, __hash__, __getstate__, __setstate__)}
 
 
-def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*names) if len(names) > 1 else lambda instance: tuple([getattr(instance, each) for each in names])
+def _getter(names: list[str]) -> _Getter:
+    if len(names) != 1:
+        return attrgetter(*names) if names else lambda instance: ()
+    value = attrgetter(names[0])
+    return lambda instance: (value(instance),)
 
 
 def _refuse_to_set(self: Any, name: str, value: Any) -> NoReturn:
