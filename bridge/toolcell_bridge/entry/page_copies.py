@@ -68,7 +68,7 @@ def find_pages(work: Callable[[], object], proc: int) -> Pages:
                 read[page // AROUND_BYTES] = page
             elif entry & IS_THERE and entry & IS_ALONE:
                 copied.append(page)
-    needed = ((MADV_POPULATE_READ, [*read.values()]), (MADV_POPULATE_WRITE, copied))
+    needed = ((MADV_POPULATE_WRITE, copied), (MADV_POPULATE_READ, [*read.values()]))
     return {kind: b"".join(RANGE.pack(page, mmap.PAGESIZE) for page in pages[:MOST_PAGES]) for kind, pages in needed}
 
 
@@ -77,9 +77,11 @@ def populate(pages: Pages) -> int:
 
     A descriptor is left, for the isolation to close.
     """
-    count = 0
+    copied = 0
     with suppress(OSError):
         this = os.pidfd_open(os.getpid())
         for advice, ranges in pages.items():
-            count = syscall("process_madvise", this, ranges, len(ranges) // RANGE.size, advice, 0)
-    return count
+            done = syscall("process_madvise", this, ranges, len(ranges) // RANGE.size, advice, 0)
+            if advice == MADV_POPULATE_WRITE:
+                copied = done
+    return copied
