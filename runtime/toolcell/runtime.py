@@ -244,7 +244,7 @@ class Runtime(OpenedInBlock):
         if runs.requests is not None:
             await runs.requests.open()
             stack.push_async_callback(runs.requests.aclose)
-        await self.environment.open(runs.policy, self.limits, stack)
+        await self.environment.open(runs.policy, self.limits, sandboxes.config.start_s, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         runs.open(tasks)

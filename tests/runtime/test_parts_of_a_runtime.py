@@ -97,7 +97,7 @@ async def opened(registry: ToolRegistry, guest: list[Any], policy: Policy | None
     environment = Environment(FakeBackend(guest), allow_unisolated=True)
 
     async def enter(stack: AsyncExitStack) -> None:
-        await environment.open(runs.policy, LIMITS, stack)
+        await environment.open(runs.policy, LIMITS, 30.0, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         runs.open(tasks)
@@ -169,7 +169,7 @@ async def test_parts_that_are_closed_start_nothing() -> None:
 def test_an_environment_that_isolates_nothing_is_refused() -> None:
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            await Environment(FakeBackend()).open(Policy(), LIMITS, stack)
+            await Environment(FakeBackend()).open(Policy(), LIMITS, 30.0, stack)
 
     with pytest.raises(UsageError, match="isolates nothing"):
         anyio.run(work)

@@ -186,9 +186,9 @@ def prune(
     signing = sign_with or given.key
     if signing is not None:
         check_signer(signing)
-    keys = [*known_keys(key), *load_verifiers(signing, is_needed=False)]
+    keys = known_keys(key)
     if dry_run:
-        found = removals(path, config, keys)
+        found = removals(path, config, [*keys, *load_verifiers(signing, is_needed=False)])
     else:
         path.id()
         with AuditLog(path, key=signing, config=config) as log:

@@ -217,7 +217,7 @@ class ConversationSessions:
 
     def __init__(self, owner: RuntimeOwner | None = None) -> None:
         """`owner`: of their runtime, which is open from the first session on until all are closed."""
-        self._owner, self._is_open = owner, owner is None
+        self._owner, self._is_open = owner, False
         self._sessions: dict[Hashable, Session] = {}
         self._lock = anyio.Lock()
 

@@ -147,7 +147,6 @@ class Sandboxes:
     def make_pool(self) -> None:
         """Make the pool of a runtime that is being opened."""
         config = self.config
-        self._environment.backend.start_s = config.start_s
         self.pool = Pool(
             self._connect,
             lambda connection: connection.sandbox.destroy(),

@@ -234,7 +234,7 @@ class Backend(ABC):
     """What it was made with. A Runtime cannot change it, and refuses arguments of its own that say something else."""
 
     start_s: float = 30.0
-    """Seconds in which a start must succeed. A Runtime sets its `PoolConfig.start_s`."""
+    """Seconds in which a start must succeed. A Runtime sets its `PoolConfig.start_s` before it opens the backend."""
 
     @abstractmethod
     async def open(self) -> None:

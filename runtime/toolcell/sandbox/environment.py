@@ -170,8 +170,8 @@ class Environment:
         """True when it is open and its sandboxes hold what runs in them."""
         return self._backend is not None and self._backend.isolates
 
-    async def open(self, policy: Policy, limits: Limits, stack: AsyncExitStack) -> None:
-        """Open the backend; `stack` closes it.
+    async def open(self, policy: Policy, limits: Limits, start_s: float, stack: AsyncExitStack) -> None:
+        """Open the backend; `stack` closes it. `start_s`: in which a sandbox must start.
 
         Raises:
             UsageError: it isolates nothing, or cannot hold `limits`.
@@ -183,6 +183,7 @@ class Environment:
             raise UsageError(
                 f"the backend {backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
             )
+        backend.start_s = start_s
         try:
             await backend.open()
         except IsolationRefused as exc:

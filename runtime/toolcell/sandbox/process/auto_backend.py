@@ -68,6 +68,7 @@ class AutoBackend(Backend):
         Raises:
             IsolationRefused: no profile runs here; says why for each.
         """
+        self._full.start_s = self.start_s
         try:
             await self._full.open()
         except IsolationRefused as refused:
@@ -78,6 +79,7 @@ class AutoBackend(Backend):
             self._chosen = ContainedBackend(
                 policy=self._policy_of("container"), **self._given, frame_bytes=self._frame_bytes
             )
+            self._chosen.start_s = self.start_s
             try:
                 await self._chosen.open()
             except SandboxUnavailable as exc:
@@ -94,7 +96,6 @@ class AutoBackend(Backend):
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        self._chosen.start_s = self.start_s
         return await self._chosen.start(limits)
 
     @property

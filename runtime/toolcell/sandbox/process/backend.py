@@ -382,6 +382,7 @@ class ProcessBackend(Backend):
         except SandboxUnavailable:
             zygote.kill()
             raise
+        zygote.start_s = self.start_s
         self.absent = ready["lacks"]
         assert self._tasks is not None
         self._tasks.start_soon(zygote.listen)
@@ -414,7 +415,6 @@ class ProcessBackend(Backend):
             await replacement.done.wait()
             if replacement.problem is not None:
                 raise SandboxUnavailable(str(replacement.problem)) from replacement.problem
-        self._zygote.start_s = self.start_s
         return self._zygote
 
     async def _replace_zygote(self, dead: NamespacedZygote, replacement: _Replacement) -> None:

@@ -552,7 +552,6 @@ class ContainedBackend(Backend):
                 zygote = await self._start_zygote(frame_bytes)
                 self._zygotes[frame_bytes] = zygote
                 self._tasks.start_soon(zygote.listen)
-            zygote.start_s = self.start_s
             return zygote
 
     async def _start_zygote(self, frame_bytes: int) -> ContainedZygote:
@@ -570,6 +569,7 @@ class ContainedBackend(Backend):
         except SandboxUnavailable:
             zygote.kill()
             raise
+        zygote.start_s = self.start_s
         return zygote
 
     async def close(self) -> None:

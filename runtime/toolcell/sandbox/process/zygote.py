@@ -107,7 +107,7 @@ class ZygoteHandle(ABC, Generic[Child]):
         """When each request was sent that has no answer yet, oldest first."""
         self.is_dead = False
         self.start_s = 0.0
-        """Seconds in which the last sandbox that was asked for must start."""
+        """Seconds in which a sandbox must start."""
         self._is_listening = False
         self._is_in_trouble = ChangeEvent()
         """Something else than a report has come, or it cannot be received."""
