@@ -133,7 +133,7 @@ def test_a_tool_whose_parameter_is_a_frame_gets_one(runtime: Any) -> None:
     assert result.value[1] == [3, 3]
     assert result.value[2].rows() == [{"n": 1, "weight": 1.0}]
     refused = runtime[0].execute_code(source.replace("[{'n': 1}]", "'no rows'"), inputs={"df": FRAME})
-    assert "df: is not a DataFrame" in refused.error.message
+    assert "  - df: is not a DataFrame" in refused.error.message
     wrong = runtime[0].execute_code("call_tool('described', df=df, power='many')", inputs={"df": FRAME})
     assert "power" in wrong.error.message
     assert "invalid tool arguments" in wrong.error.message

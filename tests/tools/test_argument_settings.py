@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rows import each_row
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
@@ -207,3 +207,26 @@ async def test_a_field_with_an_alias_is_called_by_it(kind: type[User]) -> None:
     assert (await registry.execute("greet", {"user": {"userName": "Ann"}})).text == "Ann"
     refused = await registry.execute("greet", {"user": {"user_name": "Ann"}})
     assert 'user: unknown property "user_name" (did you mean `userName`?)' in refused.text
+
+
+def refuse_with(exc: Exception) -> Any:
+    def refuse(value: Any) -> Any:
+        raise exc
+
+    return AfterValidator(refuse)
+
+
+@pytest.mark.parametrize("exc", [TypeError("a wrong type"), RecursionError("too deep"), ValueError("a wrong value")])
+async def test_what_a_type_of_its_own_raises_is_told_with_the_name_of_the_argument(exc: Exception) -> None:
+    registry = ToolRegistry()
+
+    def cut(sizes: Any) -> int:
+        """Cut a piece of each of these sizes."""
+        return len(sizes)
+
+    cut.__annotations__["sizes"] = Annotated[list[int], refuse_with(exc)]
+    registry.tool(cut)
+
+    result = await registry.execute("cut", {"sizes": [1]})
+
+    assert f"  - sizes: {exc}" in result.message.replace("Value error, ", "")

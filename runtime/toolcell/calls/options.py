@@ -124,6 +124,8 @@ class ToolOptions:
         Raises:
             RegistrationError: there is no such option.
         """
+        if not changes:
+            return self
         known = [field.name for field in fields(self)]
         for name in changes.keys() - set(known):
             if name in SYNONYMS:
@@ -134,9 +136,14 @@ class ToolOptions:
             hint = suggestion(name, sorted(known), f"there are: {', '.join(sorted(known))}")
             raise RegistrationError(f"no option is called {name!r}; {hint}")
         try:
-            return replace(self, **changes) if changes else self
+            return replace(self, **changes)
         except UsageError as exc:
             raise RegistrationError(f"option {exc}") from exc
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True when a call may be made again without anybody's decision."""
+        return self.read_only or self.idempotent
 
     def allows(self, origin: Origin) -> bool:
         """True when a call from `origin` may reach this tool."""

@@ -167,16 +167,20 @@ def type_converter(hint: Any) -> Callable[[Any], Any]:
         return adapter.validate_python
 
     @cache
-    def validator(fails_fast: bool) -> SchemaValidator:
-        made = _counting(adapter.core_schema, fails_fast=True)[0] if fails_fast else schema
+    def validator(of_large: bool) -> SchemaValidator:
+        made = _counting(adapter.core_schema, of_large=True)[0] if of_large else schema
         return _validator(made, adapter.validator.title)
 
-    validator(fails_fast=False)
+    if found is _Found.COUNTS:
+        validator(of_large=False)
 
     def convert(value: Any) -> Any:
+        of_large = is_large(value)
+        if not of_large and found is _Found.PAUSES:
+            return adapter.validate_python(value)
         token = _seen.set(seen := _Seen())
         try:
-            return validator(is_large(value)).validate_python(value)
+            return validator(of_large).validate_python(value)
         except ValidationError as exc:
             if seen.refused and (exc.error_count() > MAX_LISTED_ERRORS or _are_too_many(exc)):
                 raise ValueError(seen.too_many) from None
@@ -202,21 +206,21 @@ def _validator(schema: Any, title: str) -> SchemaValidator:
 
 
 class _Found(IntEnum):
-    """What a schema of pydantic has been given."""
+    """What a schema of pydantic is given for large values, and COUNTS for all."""
 
     NOTHING = 0
     PAUSES = 1
     COUNTS = 2
 
 
-def _counting(part: Any, *, fails_fast: bool = False) -> tuple[Any, _Found]:
+def _counting(part: Any, *, of_large: bool = False) -> tuple[Any, _Found]:
     """Return a schema of pydantic in which values of sets and keys of dicts are counted, and what there is of it.
 
-    `fails_fast`: of the items of a list only the first error is kept. Each has objects that Python's garbage collector
-    walks through again and again, and all other threads wait for that.
+    `of_large`: other threads may go on between two items, and of the items of a list only the first error is kept: an
+    error has objects that Python's garbage collector walks through again and again, and all other threads wait for it.
     """
     if isinstance(part, list | tuple):
-        members = [_counting(each, fails_fast=fails_fast) for each in part]
+        members = [_counting(each, of_large=of_large) for each in part]
         return type(part)(each for each, _ in members), max((found for _, found in members), default=_Found.NOTHING)
     if not isinstance(part, dict):
         return part, _Found.NOTHING
@@ -224,7 +228,7 @@ def _counting(part: Any, *, fails_fast: bool = False) -> tuple[Any, _Found]:
     made, most_found = {**part}, _Found.NOTHING
     for name, each in part.items():
         if name.endswith("schema") or name in _PARTS or not isinstance(kind, str):  # or fields and choices by name
-            made[name], found = _counting(each, fails_fast=fails_fast)
+            made[name], found = _counting(each, of_large=of_large)
             most_found = max(most_found, found)
     if kind == "function-plain" and getattr(part["function"]["function"], "__name__", "") in _OF_PATTERNS:
         return core_schema.no_info_before_validator_function(_count_pattern, part), _Found.COUNTS
@@ -232,12 +236,13 @@ def _counting(part: Any, *, fails_fast: bool = False) -> tuple[Any, _Found]:
     if isinstance(kind, str) and made.get(counted, {}).get("type", "any") not in _UNGUESSED:
         made[counted] = core_schema.no_info_after_validator_function(_count, made[counted])
         most_found = _Found.COUNTS
-    if fails_fast and kind in _FAILING_FAST:
+    if of_large and kind in _FAILING_FAST:
         made["fail_fast"] = True
     for name in {"items_schema", "keys_schema"} & made.keys() if isinstance(kind, str) else ():
-        paused = partial(core_schema.no_info_before_validator_function, _go_on)
-        made[name] = [*map(paused, made[name])] if kind == "tuple" else paused(made[name])
         most_found = max(most_found, _Found.PAUSES)
+        if of_large:
+            paused = partial(core_schema.no_info_before_validator_function, _go_on)
+            made[name] = [*map(paused, made[name])] if kind == "tuple" else paused(made[name])
     if kind == "generator" and most_found is _Found.COUNTS:
         return core_schema.no_info_after_validator_function(_CountedItems, made), most_found
     return made, most_found

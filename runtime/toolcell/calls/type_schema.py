@@ -16,7 +16,7 @@ from typing_extensions import is_typeddict
 
 from toolcell.calls.result import File, Image, Text
 from toolcell.calls.schema import BASE64, TABLE_MEDIA_TYPE, Schema, optional_schema
-from toolcell.calls.values import BadValue, ValueProblem, copy_arguments, json_copy
+from toolcell.calls.values import copy_arguments, json_copy
 from toolcell.errors import RegistrationError
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.tables import TABLES, Array, Table
@@ -173,7 +173,7 @@ def read_signature(
         elif _is_field(parameter.default) and "default" not in properties[name]:
             defaults[name] = default
         if (table := table_type(hint)) is not None:
-            converters[name] = table_maker(name, table)
+            converters[name] = table_maker(table)
         elif hint in (float, float | None):
             converters[name] = lambda value: value + 0.0 if type(value) is int else value
         elif not _is_plain(hint):
@@ -356,10 +356,10 @@ def table_schema(kind: type) -> dict[str, Any]:
     return {"contentMediaType": TABLE_MEDIA_TYPE, "description": f"{kind.__qualname__}, {shape}"}
 
 
-def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
+def table_maker(kind: type) -> Callable[[Any], Any]:
     """Return what makes the value of a parameter of such a class.
 
-    It raises `BadValue` where nothing can be made of what was received.
+    It raises a ValueError where nothing can be made of what was received.
     """
     method = _METHODS.get(_name_of(kind))
 
@@ -370,8 +370,7 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
         if made is None or isinstance(made, kind):
             return made
         if method is None:
-            said = f"must be {kind.__qualname__}, not {type(value).__name__}; only a script can send one"
-            raise BadValue(ValueProblem((name,), said))
+            raise ValueError(f"must be {kind.__qualname__}, not {type(value).__name__}; only a script can send one")
         try:
             if method == "to_arrow":
                 return importlib.import_module("pyarrow").Table.from_pylist(made)
@@ -379,7 +378,6 @@ def table_maker(name: str, kind: type) -> Callable[[Any], Any]:
                 return importlib.import_module("numpy").asarray(made)
             return kind(made)
         except Exception as exc:  # whatever rows of a model provoke in a package
-            said = f"{type(exc).__name__}: {exc!s:.200}"
-            raise BadValue(ValueProblem((name,), f"is not a {kind.__qualname__}: {said}")) from exc
+            raise ValueError(f"is not a {kind.__qualname__}: {type(exc).__name__}: {exc!s:.200}") from exc
 
     return make

@@ -18,7 +18,6 @@ from toolcell.control.suspension import (
     BELOW,
     JournaledStarts,
     Suspender,
-    is_repeatable,
     recorded_answer,
 )
 from toolcell.errors import RunEnded
@@ -155,11 +154,11 @@ class JournaledCalls(RunPart):
         entry.reused = past.number
         if past.is_refused or past.pending is not None:
             return None
-        if past.answer and not (is_repeatable(options) and past.is_failed):
+        if past.answer and not (options.is_repeatable and past.is_failed):
             self.reused.append(entry)
             entry.is_refused, entry.is_taken_over, entry.run = False, True, past.run
             return past.result()
-        if is_repeatable(options):
+        if options.is_repeatable:
             return None
         entry.is_started = True
         message = f"{entry.tool} was called with these arguments in the run that this one repairs, and it is not known "

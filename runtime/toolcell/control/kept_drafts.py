@@ -12,7 +12,7 @@ from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.control.script_header import WHO
-from toolcell.control.suspension import IN_DOUBT, check_ids, is_repeatable, recorded
+from toolcell.control.suspension import IN_DOUBT, check_ids, recorded
 from toolcell.errors import ResumeError, UnknownId, UsageError
 from toolcell.journal.database import DRAFT, Damaged, OpenJournal
 from toolcell.journal.identity import options_of, tool_digests
@@ -239,7 +239,7 @@ def settle_doubt(
     doubtful = {
         draft.collected[number - 1].id: entry
         for number, entry in journal.entries.items()
-        if entry.is_in_doubt and entry.decision is None and not is_repeatable(options_of(tools, entry.tool))
+        if entry.is_in_doubt and entry.decision is None and not options_of(tools, entry.tool).is_repeatable
     }
     check_ids(given, doubtful)
     if undecided := [each for each in doubtful if each not in given]:

@@ -80,8 +80,7 @@ def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:
     """Return whether a run provably changed nothing: it made no call, or only of tools that may be called twice."""
     if result is None:  # it had no sandbox
         return True
-    rules = [options_of(tools, tools.registered_name(call.name)) for call in result.calls]
-    return all(rule.read_only or rule.idempotent for rule in rules)
+    return all(options_of(tools, tools.registered_name(call.name)).is_repeatable for call in result.calls)
 
 
 REFRESHES: Final = 5

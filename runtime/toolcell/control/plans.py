@@ -146,7 +146,7 @@ class PlanRuns:
         journal = store.make(context.run_id)
         journal.header = {
             PLAN: plan["steps"],
-            "source_sha256": value_digest(plan["steps"]),
+            "source_sha256": await in_thread_if_large(plan["steps"], partial(value_digest, plan["steps"])),
             "origin": str(Origin.PLAN),
             "tools": tool_digests(registry, Origin.PLAN),
             "on_approval": on_approval,

@@ -146,11 +146,6 @@ Hold = Callable[[JournalEntry, dict[str, Any], str, str], Awaitable[Block]]
 """Lets a call wait: its entry, arguments and their digest, and why."""
 
 
-def is_repeatable(options: ToolOptions) -> bool:
-    """Return whether a call may be made again without anybody's decision."""
-    return bool(options.read_only or options.idempotent)
-
-
 async def recorded_answer(entry: JournalEntry, options: ToolOptions, hold: Hold | None) -> ToolResult | None:
     """Return the answer of a call that has one, or had started when its host ended; None when it is to be made.
 
@@ -158,7 +153,7 @@ async def recorded_answer(entry: JournalEntry, options: ToolOptions, hold: Hold 
     """
     if entry.answer or not entry.is_in_doubt:
         return entry.result() if entry.answer else None
-    if is_repeatable(options):
+    if options.is_repeatable:
         entry.is_started = False
         return None
     if (decision := entry.decision) is None:

@@ -465,7 +465,7 @@ class McpClient(OpenedInBlock):
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, problem: str, is_again: bool
     ) -> ToolResult:
         """Make a call again whose answer was lost, once, if that harms nothing. Otherwise say what is not known."""
-        again = tool.options.read_only or tool.options.idempotent
+        again = tool.options.is_repeatable
         if again and not is_again:
             await anyio.sleep(AGAIN_S)
             return await self._call(tool, args, context, is_again=True)
@@ -483,7 +483,7 @@ class McpClient(OpenedInBlock):
         """Note that the connection is lost, and return the failure of a call that was on its way."""
         transport.ended.set()
         self._connection, self._problem = None, problem
-        again = tool.options.read_only or tool.options.idempotent
+        again = tool.options.is_repeatable
         known = "" if again else "; whether the call was carried out is not known"
         message = f"MCP server {self.name} was lost during the call: {problem}{known}"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=again)

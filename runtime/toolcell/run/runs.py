@@ -270,8 +270,7 @@ class Runs:
                 ran = await _without_secrets(ran, context, work)
                 is_kept = ran.outcome is Outcome.SUSPENDED or bool(context.features.collects)
                 is_long = is_kept and work.calls > LONG_BYTES
-                charged = daemon_threads.account.get().timed
-                result = await daemon_threads.run_sync(charged, _finished, run, ran) if is_long else _finished(run, ran)
+                result = await daemon_threads.run_large(_finished, run, ran) if is_long else _finished(run, ran)
         except BaseException as exc:
             count_cpu(context, min(script.limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             with anyio.CancelScope(shield=True):

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.calls.call import CallableTools, ResumeDecision
 from toolcell.calls.concurrency import OF_THIS_PROCESS, AbandonedThreads
+from toolcell.calls.values import in_thread_if_large
 from toolcell.config import Limits, OnApproval
 from toolcell.control import PlanRows
 from toolcell.errors import ServiceError, ServiceUnavailable, SessionError, ToolcellError, UsageError
@@ -373,7 +374,7 @@ class Client(OpenedInBlock, CodeRuntime):
         """Run independent tool calls at once; see `Runtime.execute_plan`."""
         options = RunOptions(tools=tools, context=context, on_approval=on_approval)
         try:
-            plain = to_plain(ToolRegistry.check_plan(steps)["steps"], "steps")
+            plain = await in_thread_if_large(steps, lambda: to_plain(ToolRegistry.check_plan(steps)["steps"], "steps"))
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(str(exc)) from exc
         arguments = {"steps": plain, "on_approval": on_approval}

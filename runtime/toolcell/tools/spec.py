@@ -227,7 +227,7 @@ def _decoder(signature: Signature) -> Decode | None:
             if name in made:
                 try:
                     made[name] = convert(made[name])
-                except ValueError as exc:
+                except (ValueError, TypeError, RecursionError) as exc:
                     exc.add_note(name)  # its path begins there
                     raise
         return {**signature.defaults, **made}
@@ -335,7 +335,7 @@ class RegisteredTool:
             plain["outputSchema"] = dict(returns)
         plain["annotations"] = {
             "readOnlyHint": options.read_only,
-            "idempotentHint": options.idempotent or options.read_only,
+            "idempotentHint": options.is_repeatable,
             "destructiveHint": options.requires_approval and not options.read_only,
         }
         return plain

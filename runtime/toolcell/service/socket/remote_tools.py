@@ -311,7 +311,7 @@ class ServedRequest:
             text = f"the call could not be sent to its tool: {exc}"
             return ToolResult.fail(text, code=ErrorCode.TOO_LARGE)
         except CallLost:
-            again = call is not None and (call.options.read_only or call.options.idempotent)
+            again = call is not None and call.options.is_repeatable
             known = "" if again else "; whether the call was carried out is not known"
             text = f"the connection to the program that has the tool {tool} was lost during the call{known}"
             return ToolResult.fail(text, code=ErrorCode.UNAVAILABLE, retryable=again)
