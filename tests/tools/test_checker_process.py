@@ -10,19 +10,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.calls import checker_process
+from toolcell.calls.arguments import flat_schema
 from toolcell.calls.checker_process import BATCH, Turns, end_idle, find_problem, refused_schemas
+from toolcell.calls.options import ToolOptions
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import HostWork
 from toolcell.tools import ToolDefinition, pipeline
 from toolcell.tools.pipeline import check_arguments
+from toolcell.tools.spec import ToolSpec
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -368,3 +374,68 @@ async def test_who_has_made_the_host_do_least_is_next_and_a_run_leaves_a_place_t
         await line.enter(some)
     with anyio.fail_after(10):
         await line.enter(few)
+
+
+FLAT: dict[str, Any] = {
+    "word": {"type": "string", "minLength": 2, "maxLength": 4, "description": "d"},
+    "kind": {"enum": ["a", 1, None]},
+    "size": {"type": ["integer", "null"], "minimum": 1, "exclusiveMaximum": 9, "default": 3},
+    "share": {"type": "number", "maximum": 0.5},
+    "is_on": {"type": "boolean", "const": True},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    "code": {"type": "string", "pattern": "^x"},
+}
+SCALARS = ("ab", "x", "abcde", "é", "5", 5, 0, 9, 1, True, False, None, 0.25)
+
+
+async def given(is_foreign: bool, args: dict[str, Any], **others: Any) -> Any:
+    """Return what a tool with a schema of `FLAT` was given, or why it was not called."""
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": FLAT, **others}
+    definition = ToolDefinition("find", "Find things by what is known of them.", schema)
+    spec = ToolSpec.positional(definition, lambda args: args, ToolOptions(blocking=False))
+    registry = ToolRegistry()
+    registry.add(SimpleNamespace(to_specs=lambda: [replace(spec, is_foreign=is_foreign)]))
+    result = await registry.execute("find", args)
+    return result.message if result.is_error else result.value
+
+
+async def test_what_needs_no_process_is_checked_as_a_process_does() -> None:
+    for others in ({}, {"required": ["word"]}, {"additionalProperties": False}):
+        for name in (*FLAT, "unknown"):
+            for value in SCALARS:
+                args = {"word": "abc", name: value} if name != "word" else {name: value}
+                assert await given(True, args, **others) == await given(False, args, **others), (others, args)
+
+
+async def test_short_scalars_for_a_flat_schema_of_a_stranger_need_no_process() -> None:
+    before = {*checkers()}
+    assert await given(True, {"word": "abc", "is_on": True}) == {"word": "abc", "is_on": True, "size": 3}
+    assert {*checkers()} <= before
+    await given(True, {"code": "x1"})
+    assert await given(True, {"word": "abc", "tags": ["x"]}) == {"word": "abc", "tags": ["x"], "size": 3}
+
+
+@each_row(
+    "part",
+    [
+        {"pattern": "^a"},
+        {"enum": ["x"] * 33},
+        {"enum": [["x"]]},
+        {"const": "x" * 1_001},
+        {"minimum": 10**400},
+        {"anyOf": [{"type": "string"}] * 3},
+        {"$ref": "#/properties/word"},
+        {"contentMediaType": "application/json"},
+        {"multipleOf": 0.01},
+        True,
+    ],
+)
+def test_of_a_strangers_schema_only_what_is_quickly_compared_is_used_in_this_process(part: Any) -> None:
+    word = {"type": "string"}
+    schema = {"type": "object", "properties": {"word": word, "other": part}}
+    assert flat_schema(schema)["properties"] == {"word": word}
+    assert flat_schema({**schema, "allOf": [{"required": ["word"]}]}) == {}
+    assert flat_schema({**schema, "required": ["word"] * 33}) == {}
+    assert flat_schema({**schema, "properties": {f"p{n}": word for n in range(33)}}) == {}
+    if isinstance(part, dict):
+        assert flat_schema({**schema, "properties": {"other": {**part, "default": 1}}}) == {}

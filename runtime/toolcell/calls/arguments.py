@@ -212,8 +212,9 @@ class ArgumentChecker:
         is_foreign: bool = False,
         makes_bytes: bool = False,
     ) -> None:
-        """`is_foreign`: a stranger wrote the schema. Then only a checker process uses it, and `check` is not called.
-        `makes_bytes`: base64 text becomes the bytes that the tool declares."""
+        """`is_foreign`: a stranger wrote the schema. Then only `check_plain` uses what is flat in it, and a checker
+        process all of it: `check` is not called. `makes_bytes`: base64 text becomes the bytes that the tool declares.
+        """
         schema = definition.checked_parameters
         if extras == "forbid" and closed_properties(schema) is not None:
             schema["additionalProperties"] = False
@@ -226,15 +227,27 @@ class ArgumentChecker:
         self._makes_bytes = makes_bytes and mentions_bytes(schema)
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
-        self.is_valid = self._compiled(schema) if validate and not is_foreign else lambda args: True
         self._large_from = most = 0 if is_foreign else large_from(schema)
-        self._plain_chars = MAX_PLAIN_CHARS if most == LARGE_ELEMENTS else most * CHARS_PER_ELEMENT
+        self._plain_chars = MAX_PLAIN_CHARS if is_foreign or most == LARGE_ELEMENTS else most * CHARS_PER_ELEMENT
         """Characters of a text that `check_plain` may copy."""
+        if not is_foreign:
+            self.is_valid  # noqa: B018  # a mistake of the tool's author shows here
 
-    def _compiled(self, schema: dict[str, Any]) -> Callable[[Any], bool]:
+    @functools.cached_property
+    def _used_here(self) -> dict[str, Any]:
+        """The schema, or what is flat in that of a stranger."""
+        return self._schema if self._large_from else flat_schema(self._schema)
+
+    @functools.cached_property
+    def is_valid(self) -> Callable[[Any], bool]:
+        """What says whether arguments fit what is used of the schema here."""
+        if not self._validates:
+            return lambda args: True
         try:
-            is_valid = compile_schema(schema).is_valid
+            is_valid = compile_schema(self._used_here).is_valid
         except RegistrationError as exc:
+            if not self._large_from:  # the checker process says what is wrong with it
+                return lambda args: False
             raise RegistrationError(f"tool {self.tool!r}: {exc}") from exc
         return (lambda args: is_valid(without_tables(args))) if self.tables else is_valid
 
@@ -251,7 +264,7 @@ class ArgumentChecker:
 
     @functools.cached_property
     def _parts(self) -> SchemaParts:
-        return SchemaParts(self._schema)
+        return SchemaParts(self._used_here)
 
     @functools.cached_property
     def _closed(self) -> frozenset[str] | None:
@@ -259,9 +272,9 @@ class ArgumentChecker:
 
     @functools.cached_property
     def _defaults(self) -> tuple[tuple[str, Any], ...]:
-        properties = self._schema.get("properties") or {}
+        properties = self._used_here.get("properties") or {}
         return tuple(
-            (name, properties[name]["default"]) for name in self._parts.defaults(self._parts.node(self._schema))
+            (name, properties[name]["default"]) for name in self._parts.defaults(self._parts.node(self._used_here))
         )
 
     @functools.cached_property
@@ -286,9 +299,7 @@ class ArgumentChecker:
     @functools.cached_property
     def _plain(self) -> frozenset[str]:
         """Names that `check_plain` may copy."""
-        if not self._large_from:
-            return frozenset()
-        properties = frozenset(self._schema.get("properties", ()))
+        properties = frozenset(self._used_here.get("properties", ()))
         return properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
 
     def renamed(self, tool: str) -> ArgumentChecker:
@@ -387,6 +398,49 @@ class ArgumentChecker:
             if not any(closest(each, [name]) for each in names) and self._parts.fits(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]
         return []
+
+
+_FLAT_ROOT = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "$schema"})
+_FLAT = frozenset({
+    "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
+    "default", "description", "title", "format", "examples",
+})  # fmt: skip
+_UNUSED = ("description", "title", "format", "examples")
+
+
+MAX_SHORT_CHARS = 1_000
+
+
+def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a stranger's schema says of arguments that are scalars, as far as using it takes next to nothing.
+
+    It has no properties where anything else in the schema might matter for them.
+    """
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if schema.keys() - _FLAT_ROOT or schema.get("type") != "object" or not isinstance(properties, dict):
+        return {}
+    if len(properties) > MAX_PLAIN or not _is_short(required):
+        return {}
+    flat = {
+        name: {key: value for key, value in part.items() if key not in _UNUSED}
+        for name, part in properties.items()
+        if isinstance(part, dict) and part.keys() <= _FLAT
+    }
+    flat = {name: part for name, part in flat.items() if all(map(_is_short, part.values()))}
+    if any("default" in part for name, part in properties.items() if name not in flat and isinstance(part, dict)):
+        return {}  # arguments get it, even where they lack the property
+    return {"type": "object", "properties": flat, "required": required}
+
+
+def _is_short(value: Any) -> bool:
+    """True for a scalar, or a few, that comparing with takes next to nothing."""
+    some = value if isinstance(value, list) else [value]
+    return len(some) <= MAX_PLAIN and all(
+        each is None
+        or (isinstance(each, str) and len(each) <= MAX_SHORT_CHARS)
+        or (isinstance(each, int | float) and abs(each) <= MAX_INTEGER)
+        for each in some
+    )
 
 
 def _needs_walk(schema: Mapping[str, Any]) -> bool:

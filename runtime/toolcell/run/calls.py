@@ -19,7 +19,7 @@ from toolcell.calls.call import Call, RunContext
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.finalize import failure, unsendable
 from toolcell.calls.options import Origin
-from toolcell.calls.result import ErrorCode, ToolResult
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.uploads import Uploads
 from toolcell.config import Limits
 from toolcell.errors import AuditError, RunEnded, ToolAbort, ToolError, UsageError
@@ -175,7 +175,7 @@ class ToolCalls:
         finally:
             if uploads is not None:
                 uploads.drop(call.args)
-        if result.error is not None and result.is_error:
+        if result.status is not Status.OK and result.error is not None and result.is_error:
             return failure(call.id, result)
         return ToolReturn(call.id, result.guest_value())
 
@@ -429,7 +429,7 @@ class ListedCalls(RunPart):
         except RunEnded as exc:
             end_script_alone(exc, call.run)
             raise
-        if result.error is not None:
+        if result.status is not Status.OK and result.error is not None:
             listed.is_refused = not result.meta.duration_ms
         return result
 
