@@ -21,8 +21,8 @@ import pytest
 from rows import each_row
 from toolcell import Runtime, ToolRegistry
 from toolcell.calls import checker_process
-from toolcell.calls.arguments import flat_schema
 from toolcell.calls.checker_process import BATCH, Turns, end_idle, find_problem, refused_schemas
+from toolcell.calls.compiled_schema import flat_schema
 from toolcell.calls.options import ToolOptions
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import HostWork
@@ -32,7 +32,8 @@ from toolcell.tools.spec import ToolSpec
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
-NAMED: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+NAMED: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "minProperties": 0}
+"""What a process checks: it says more than what is quickly compared."""
 WRONG: dict[str, Any] = {"type": "nonsense"}
 SOON_MS = 20_000
 
@@ -405,6 +406,18 @@ async def test_what_needs_no_process_is_checked_as_a_process_does() -> None:
             for value in SCALARS:
                 args = {"word": "abc", name: value} if name != "word" else {name: value}
                 assert await given(True, args, **others) == await given(False, args, **others), (others, args)
+
+
+async def test_scalars_that_a_stranger_declared_flat_need_no_process() -> None:
+    before = {*checkers()}
+    for others in ({}, {"required": ["word"]}, {"additionalProperties": False}, {"x-wrapped": True}):
+        schema = {"type": "object", "properties": FLAT, **others}
+        assert await find_problem(schema, {"word": "abc", "size": 4}, is_foreign=True) is None
+    assert {*checkers()} <= before
+    for name in (*FLAT, "unknown"):
+        for value in SCALARS:
+            own, foreign = [await find_problem(schema, {name: value}, is_foreign=each) for each in (False, True)]
+            assert own == foreign, (name, value)
 
 
 async def test_short_scalars_for_a_flat_schema_of_a_stranger_need_no_process() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
-from toolcell.calls.compiled_schema import compile_schema, large_from
+from toolcell.calls.compiled_schema import MAX_PLAIN, compile_schema, flat_schema, large_from
 from toolcell.calls.concurrency import maybe_await, passes_on
 from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Coercion, Extras
@@ -109,8 +109,8 @@ MAX_SHOWN_CHARS = 4_000
 """Most characters of the received arguments in an error message."""
 
 
-MAX_PLAIN, MAX_PLAIN_CHARS = 32, 100_000
-"""Arguments, and characters of each, that are copied without counting them all."""
+MAX_PLAIN_CHARS = 100_000
+"""Characters of each argument that are copied without counting them all."""
 
 Prepare = Callable[[dict[str, Any]], Any]
 
@@ -398,49 +398,6 @@ class ArgumentChecker:
             if not any(closest(each, [name]) for each in names) and self._parts.fits(properties.get(name), args):
                 return [ValueProblem((), f"this is the value of one argument: write {name}=...")]
         return []
-
-
-_FLAT_ROOT = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "$schema"})
-_FLAT = frozenset({
-    "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
-    "default", "description", "title", "format", "examples",
-})  # fmt: skip
-_UNUSED = ("description", "title", "format", "examples")
-
-
-MAX_SHORT_CHARS = 1_000
-
-
-def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a stranger's schema says of arguments that are scalars, as far as using it takes next to nothing.
-
-    It has no properties where anything else in the schema might matter for them.
-    """
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if schema.keys() - _FLAT_ROOT or schema.get("type") != "object" or not isinstance(properties, dict):
-        return {}
-    if len(properties) > MAX_PLAIN or not _is_short(required):
-        return {}
-    flat = {
-        name: {key: value for key, value in part.items() if key not in _UNUSED}
-        for name, part in properties.items()
-        if isinstance(part, dict) and part.keys() <= _FLAT
-    }
-    flat = {name: part for name, part in flat.items() if all(map(_is_short, part.values()))}
-    if any("default" in part for name, part in properties.items() if name not in flat and isinstance(part, dict)):
-        return {}  # arguments get it, even where they lack the property
-    return {"type": "object", "properties": flat, "required": required}
-
-
-def _is_short(value: Any) -> bool:
-    """True for a scalar, or a few, that comparing with takes next to nothing."""
-    some = value if isinstance(value, list) else [value]
-    return len(some) <= MAX_PLAIN and all(
-        each is None
-        or (isinstance(each, str) and len(each) <= MAX_SHORT_CHARS)
-        or (isinstance(each, int | float) and abs(each) <= MAX_INTEGER)
-        for each in some
-    )
 
 
 def _needs_walk(schema: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.calls.schema import dicts_in, with_parts
-from toolcell.calls.values import LARGE_ELEMENTS, with_leaves
+from toolcell.calls.values import LARGE_ELEMENTS, MAX_INTEGER, with_leaves
 from toolcell.errors import RegistrationError
 
 if TYPE_CHECKING:
@@ -29,6 +29,51 @@ MAX_LEVELS = 200
 """Most levels of dicts and lists in a schema. Whoever reads it calls itself for each of them."""
 
 Part = Mapping[str, Any]
+
+
+# Of a stranger's schema, what may be compiled and used in this process
+
+MAX_PLAIN: Final = 32
+"""Arguments that are copied without counting them all."""
+_FLAT_ROOT = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "$schema"})
+_FLAT = frozenset({
+    "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
+    "default", "description", "title", "format", "examples",
+})  # fmt: skip
+_UNUSED = ("description", "title", "format", "examples")
+MAX_SHORT_CHARS = 1_000
+
+
+def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a stranger's schema says of arguments that are scalars, as far as using it takes next to nothing.
+
+    It has no properties where anything else in the schema might matter for them.
+    """
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if schema.get("type") != "object" or not isinstance(properties, dict) or len(properties) > MAX_PLAIN:
+        return {}
+    if not _is_short(required) or any(key not in _FLAT_ROOT and not key.startswith("x-") for key in schema):
+        return {}
+    flat = {
+        name: {key: value for key, value in part.items() if key not in _UNUSED}
+        for name, part in properties.items()
+        if isinstance(part, dict) and part.keys() <= _FLAT
+    }
+    flat = {name: part for name, part in flat.items() if all(map(_is_short, part.values()))}
+    if any("default" in part for name, part in properties.items() if name not in flat and isinstance(part, dict)):
+        return {}  # arguments get it, even where they lack the property
+    return {"type": "object", "properties": flat, "required": required}
+
+
+def _is_short(value: Any) -> bool:
+    """True for a scalar, or a few, that comparing with takes next to nothing."""
+    some = value if isinstance(value, list) else [value]
+    return len(some) <= MAX_PLAIN and all(
+        each is None
+        or (isinstance(each, str) and len(each) <= MAX_SHORT_CHARS)
+        or (isinstance(each, int | float) and abs(each) <= MAX_INTEGER)
+        for each in some
+    )
 
 
 def compile_schema(schema: Part) -> Validator:
