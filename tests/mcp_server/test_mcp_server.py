@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -249,6 +250,26 @@ async def test_a_client_hears_the_progress_of_its_own_tools(mode: str) -> None:
 
     assert text_of(answered) == "copied"
     assert told == [(1, "half way"), (2, '{"files": 2}')]
+
+
+async def test_numbers_that_json_does_not_have_are_read_as_such_and_named_where_a_type_forbids_them(mode: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def plain():  # type: ignore[no-untyped-def]
+        """Return numbers of any kind."""
+        return [math.inf]
+
+    @registry.tool
+    async def typed() -> dict[str, float]:
+        """Return numbers of one kind."""
+        return {"x": math.nan}
+
+    async with connected(mode, registry, exposes_tools=True) as client:
+        assert text_of(await client.call_tool("plain", {})) == "[Infinity]"
+        assert "x: must be number" in text_of(await client.call_tool("typed", {}))
+        with pytest.raises(MCPError, match=r"there are execute_code, .*, plain, typed"):
+            await client.call_tool("other", {})
 
 
 async def test_files_of_a_client_s_own_tools_are_pictures_sounds_and_resources(mode: str) -> None:

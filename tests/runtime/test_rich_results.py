@@ -215,6 +215,23 @@ def test_a_query_as_last_value_is_named_beside_its_html(runtime: SyncRuntime) ->
     )
 
 
+PICTURES = {"Figure": "matplotlib.figure", "Artist": "matplotlib.artist", "Image": "PIL.Image"}
+
+
+@pytest.mark.isolation
+@each_row("kind", PICTURES)
+def test_nobody_is_told_to_save_a_picture_that_was_shown(runtime: SyncRuntime, kind: str) -> None:
+    source = """
+class Shown:
+    def _repr_png_(self): return {png}
+Shown.__module__, Shown.__qualname__ = {module!r}, {kind!r}
+Shown()"""
+    for png, names, told in ((rich.PNG + b"x", ["result.png"], False), (None, [], True)):
+        result = runtime.execute_code(source.format(png=png, module=PICTURES[kind], kind=kind))
+        assert [file.name for file in result.files] == names, result.error
+        assert not result.has_value and ("return it as a file" in result.logs.stderr) is told
+
+
 @pytest.mark.isolation
 def test_the_types_of_a_frame_are_text(runtime: SyncRuntime) -> None:
     result = runtime.execute_code("import pandas as pd\npd.DataFrame({'n': [1], 't': pd.to_datetime(['2026'])}).dtypes")

@@ -15,6 +15,7 @@ from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.definition import MAX_NAME_CHARS, TakenNames
 from toolcell.errors import RegistrationError
 from toolcell.tools import Origin, ToolRegistry
+from toolcell_bridge.guest.tool_names import name_meant
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 from .toolkit import QUERY_SCHEMA, FakeRuntime
@@ -52,12 +53,21 @@ async def test_a_plan_calls_tools_in_namespaces() -> None:
     assert [(row["tool"], row["result"]) for row in result.value] == [("a.b.c", "a.b.c"), ("a.d", "a.d")]
 
 
-def test_providers_are_given_names_that_they_take() -> None:
-    (definition,) = registry_of_names("git-hub.create_issue").definitions()
+NAMES = {"git-hub.create_issue": "git-hub__create_issue", "1st.x": "_1st__x", "2nd": "_2nd", "-x": "_-x", "_y": "_y"}
 
-    assert definition.to_openai()["function"]["name"] == "git-hub__create_issue"
-    assert definition.to_anthropic()["name"] == "git-hub__create_issue"
-    assert definition.to_mcp()["name"] == "git-hub.create_issue"
+
+@each_row("name", NAMES)
+async def test_providers_are_given_names_that_they_take(name: str) -> None:
+    registry, given = registry_of_names(name), NAMES[name]
+    (definition,) = registry.definitions()
+
+    assert definition.to_openai()["function"]["name"] == given
+    assert definition.to_anthropic()["name"] == given
+    assert definition.to_mcp()["name"] == name
+    assert (await registry.dispatch(given, {"query": "x"})).meta.tool == name
+    assert name_meant(given, registry.names()) == name
+    with pytest.raises(RegistrationError):
+        registry_of_names(name, name.replace("-", "_"), given)
 
 
 @each_row("pattern", ["github.*", "github.create_issue", "*issue"])
@@ -185,6 +195,7 @@ def test_names_of_the_guest_s_functions_keywords_and_digits_are_tools_like_any_o
     script = f"""
 import keyword
 found = [call_tool(name, query="x") for name in {names!r}]
+assert call_tool("_1st", "x") == "1st"
 found += [tools[name](query="x") for name in {names!r} if "." not in name]
 found += [tools.class_(query="x"), tools.None_(query="x"), tools._1st(query="x"), tools.print(query="x")]
 found += [tools.call_tool(query="x"), tools.a.lambda_(query="x"), tools.b.list_tools(query="x"), tools.c._y(query="x")]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from rows import each_row
 from toolcell import ToolDefinition, ToolRegistry
+from toolcell.calls.arguments import ArgumentChecker, decode_tool_call
+from toolcell.calls.checker_program import _checker
 from toolcell.calls.definition import DialectName
+from toolcell.calls.options import Coercion
 from toolcell.calls.schema_walk import ValueCheck
-from toolcell.tools import Tool
+from toolcell.tools import Origin, Tool
 
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}
 NULL = {"type": "null"}
 PLAIN = {"anyOf": [TEXT, {"type": "number"}, {"type": "boolean"}]}
+PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 OPENAI_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 
 
@@ -38,6 +44,35 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
     "a required name that is none": (
         of(a=TEXT) | {"required": ["a", {}], "anyOf": [{"required": [[]]}]},
         {"openai": of(a=TEXT) | {"required": ["a"]}},
+    ),
+    "names of properties": (
+        of(
+            **{
+                "$top": WHOLE,
+                "a[b]": TEXT,
+                "a(b)": True,
+                "名": TEXT | {"description": "A name"},
+                "x" * 65: TEXT,
+                "ok": TEXT,
+            }
+        )
+        | {"required": ["ok", "$top"]},
+        {
+            "anthropic": of(
+                _top={"description": "$top"} | WHOLE,
+                a_b_={"description": "a[b]"} | TEXT,
+                a_b__cce46ea1=True,
+                __51a5d681=TEXT | {"description": "A name"},
+                **{"x" * 64: {"description": "x" * 65} | TEXT},
+                ok=TEXT,
+            )
+            | {"required": ["ok", "_top"]},
+            "openai": of(
+                **{"$top": WHOLE, "a[b]": TEXT, "a(b)": True, "名": TEXT | {"description": "A name"}, "x" * 65: TEXT},
+                ok=TEXT,
+            )
+            | {"required": ["ok", "$top"]},
+        },
     ),
     "no items": (
         of(a={"type": "array"}),
@@ -200,6 +235,8 @@ def refusal(dialect: DialectName, schema: dict[str, Any]) -> str:
         return "object schema missing properties"
     if {"oneOf", "anyOf", "allOf", "enum", "not"} & schema.keys():
         return "choices at the top level"
+    if dialect == "anthropic" and any(not PROPERTY.fullmatch(name) for name in schema["properties"]):
+        return "property keys should match the pattern"
     for part in parts_of(schema):
         if dialect != "anthropic" and part.get("type") == "array" and not isinstance(part.get("items"), dict):
             return "array schema missing items"
@@ -236,6 +273,29 @@ def test_each_provider_gets_a_schema_in_the_form_that_it_takes() -> None:
     expected = {(case, dialect): each for case, (_, of_case) in CASES.items() for dialect, each in of_case.items()}
     expected["no properties", "openai-strict"] = {"type": "object", "additionalProperties": True}
     assert made == expected
+
+
+@pytest.mark.quick
+@pytest.mark.anyio
+@each_row("coercion", ["safe", "off"])
+@each_row("is_open", [False, True])
+async def test_a_call_has_the_tool_s_own_names_of_properties_whoever_wrote_it(
+    coercion: Coercion, is_open: bool
+) -> None:
+    schema = of(**{"a[b]": TEXT, "c": of(**{"d e": TEXT})}) | {"additionalProperties": is_open, "required": ["a[b]"]}
+    registry = ToolRegistry(coercion=coercion)
+    registry.register("act", "Return what it was sent.", schema, lambda args: args)
+    (definition,) = registry.definitions()
+    sent, own = {"a_b_": "x", "c": {"d e": "y"}}, {"a[b]": "x", "c": {"d e": "y"}}
+
+    assert [*definition.to_openai("anthropic/claude-5")["function"]["parameters"]["properties"]] == [*sent]
+    assert [
+        (await registry.dispatch("act", args, origin=origin)).value for args in (sent, own) for origin in Origin
+    ] == [own for _ in range(2 * len(Origin))]
+    rows = await registry.run_plan({"steps": [{"tool": "act", "args": sent}]}, registry.new_run())
+    assert rows.value[0]["result"] == own
+    assert decode_tool_call(definition, ("act", json.dumps(sent))) == own
+    assert _checker(json.loads(ArgumentChecker(definition, coercion).spec_text)).check(sent).args == own
 
 
 @pytest.mark.slow

@@ -33,6 +33,11 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
+class Right(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 @dataclasses.dataclass
 class Inner:
     data: bytes
@@ -64,7 +69,7 @@ class Pair(NamedTuple):
 INNER = Inner(b"\xff\x00", datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC))
 
 VALUES: list[tuple[Any, Any]] = [
-    (Colour, Colour.TWO), (Level, Level.LOW), (list[Colour], [Colour.RED]), (dict[Colour, int], {Colour.RED: 1}),
+    (Colour, Colour.TWO), (Level, Level.LOW), (Right, Right.READ | Right.WRITE), (list[Colour], [Colour.RED]), (dict[Colour, int], {Colour.RED: 1}),
     (dict[int, str], {1: "a"}), (dict[datetime.date, float], {datetime.date(2024, 1, 2): 0.5}),
     (dict[uuid.UUID, list[int]], {uuid.UUID(int=3): [1]}), (Outer, Outer(INNER, [INNER], {Colour.RED: 3})),
     (Inner | None, None), (list[Inner | int], [INNER, 3]), (Aliased, Aliased(userName="Ann")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import json
 import math
 import re
@@ -292,6 +293,34 @@ async def test_a_default_of_a_field_is_its_value() -> None:
         return f"{limit} {most} {least}"
 
     assert (await ToolRegistry([take]).execute("take", {})).text == "None inf 1"
+
+
+async def test_a_default_of_a_field_may_stand_in_the_annotation_and_a_factory_is_called_for_each_call() -> None:
+    ids = itertools.count()
+
+    def take(
+        limit: Annotated[int, Field(ge=1), Field(default=7)],
+        tags: Annotated[list[str], Field(default_factory=list)],
+        ident: int = Field(default_factory=lambda: next(ids)),
+        own: Annotated[int, Field(default=1)] = 2,
+        needed: Annotated[int, Field(description="Has no default")] = Field(),
+    ) -> list[object]:
+        """Take values or their defaults."""
+        tags.append("x")
+        return [limit, len(tags), ident, own, needed]
+
+    registry = ToolRegistry([take])
+    schema = registry.definitions()[0].parameters
+
+    assert schema["required"] == ["needed"]
+    assert {name: each.get("default") for name, each in schema["properties"].items()} == {
+        "limit": 7, "tags": None, "ident": None, "own": 2, "needed": None,
+    }  # fmt: skip
+    assert [(await registry.execute("take", {"needed": 0})).value for _ in range(2)] == [
+        [7, 1, 0, 2, 0],
+        [7, 1, 1, 2, 0],
+    ]
+    assert (await registry.execute("take", {"needed": 0, "ident": 9, "limit": 1})).value == [1, 1, 9, 2, 0]
 
 
 class Odd(BaseModel):

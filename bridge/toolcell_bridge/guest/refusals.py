@@ -42,10 +42,14 @@ _BY_CLASS: Final[dict[type, str]] = {
 
 _IN_A_FILE: Final = ", then return it as a file: set_result(data, files=[{name!r}])"
 
-_BY_NAME: Final[dict[tuple[str, str], str]] = {
+_PICTURES: Final[dict[tuple[str, str], str]] = {
     ("matplotlib", "Figure"): 'a figure: fig.savefig("chart.png")' + _IN_A_FILE.format(name="chart.png"),
     ("matplotlib", "Artist"): 'part of a figure: plt.savefig("chart.png")' + _IN_A_FILE.format(name="chart.png"),
     ("PIL", "Image"): 'an image: x.save("image.png")' + _IN_A_FILE.format(name="image.png"),
+}
+"""Of a value that is shown as a picture, this would be said for nothing."""
+
+_BY_NAME: Final[dict[tuple[str, str], str]] = _PICTURES | {
     ("polars", "LazyFrame"): "a query that was not run: send x.collect()",
     ("polars", "LazyGroupBy"): "groups without an aggregation: send x.agg(...).collect()",
     ("polars", "GroupBy"): "groups without an aggregation: send x.agg(...)",
@@ -68,8 +72,8 @@ _BY_METHOD: Final = ("to_dicts", "to_dict", "to_pylist", "to_list", "tolist", "t
 
 
 def has_cure(kind: type) -> bool:
-    """Return whether it is known of this class what to send in place of its values."""
-    return _cure(kind) is not None
+    """Return whether it is known of this class what to send in place of its values, also of one that was shown."""
+    return _cure(kind) not in (None, *_PICTURES.values())
 
 
 def _cure(kind: type) -> str | None:

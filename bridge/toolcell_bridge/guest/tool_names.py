@@ -12,11 +12,17 @@ IN_PLACE_OF_DOT = "__"
 """Replaces a dot in the names that providers get, which allow none."""
 
 
+def provider_name(name: str) -> str:
+    """Return a tool's name as providers take it: Gemini takes none that begins with a digit or a dash."""
+    begins_well = name[:1] == "_" or name[:1].isalpha()
+    return ("" if begins_well else "_") + name.replace(".", IN_PLACE_OF_DOT)
+
+
 def name_meant(name: str, names: Iterable[str]) -> str:
     """Return the one of `names` behind one that a provider was given in its place; else `name` itself."""
-    if IN_PLACE_OF_DOT not in name or name in names:
+    if name in names or not (name.startswith("_") or IN_PLACE_OF_DOT in name):
         return name
-    return next((each for each in names if "." in each and each.replace(".", IN_PLACE_OF_DOT) == name), name)
+    return next((each for each in names if provider_name(each) == name), name)
 
 
 def python_name(text: str) -> str:

@@ -179,7 +179,7 @@ class Toolbox:
 
     def _registered_name(self, name: Any) -> Any:
         """Return the name of the tool that `github__search` stands for. Anything else is returned as it is."""
-        if not isinstance(name, str) or "__" not in name:
+        if not isinstance(name, str) or not (name.startswith("_") or "__" in name):
             return name
         from toolcell_bridge.guest.tool_names import name_meant
 

@@ -219,6 +219,7 @@ class ArgumentChecker:
         if extras == "forbid" and closed_properties(schema) is not None:
             schema["additionalProperties"] = False
         self.tool = definition.name
+        self._definition = definition
         self._schema = schema
         self._coercion: Coercion = coercion
         self._extras: Extras = extras
@@ -297,6 +298,10 @@ class ArgumentChecker:
         )
 
     @functools.cached_property
+    def _own_names(self) -> dict[str, str]:
+        return self._definition.own_names
+
+    @functools.cached_property
     def _plain(self) -> frozenset[str]:
         """Names that `check_plain` may copy."""
         properties = frozenset(self._used_here.get("properties", ()))
@@ -351,6 +356,8 @@ class ArgumentChecker:
             problem = ValueProblem((), f"must be an object, not {kind}")
             rest = Walk(self._parts, Copied(), "off", "allow").problems(self._schema, {})
             raise InvalidArguments(self.tool, [problem, *rest], args)
+        if not args.keys() <= self._schema.get("properties", {}).keys():
+            args = {self._own_names.get(name, name): value for name, value in args.items()}
         try:
             copied = copy_arguments(args, self.tables)
         except BadValue as exc:

@@ -12,7 +12,7 @@ import itertools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,11 +133,15 @@ _EXACT: Final = Context(prec=1_000, Emax=10_000, Emin=-10_000)
 """Of a quotient of two floats: it has up to 640 digits."""
 
 
+def equality_keys(items: list[Any]) -> Iterable[Any]:
+    """Return what two items of a list have in common if they are equal."""
+    kinds = {*map(type, items)}
+    return items if kinds == {str} else map(str if kinds == {int} else equality_key, items)
+
+
 def is_unique(items: list[Any]) -> bool:
     """Return whether a list has no item twice."""
-    kinds = {*map(type, items)}
-    keys = items if kinds == {str} else map(str if kinds == {int} else equality_key, items)
-    return len({*keys}) == len(items)
+    return len({*equality_keys(items)}) == len(items)
 
 
 def is_multiple(of: float) -> Callable[[Any], bool]:

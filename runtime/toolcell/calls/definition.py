@@ -6,6 +6,7 @@ Knows nothing of how a tool runs. A definition never changes; every `parameters`
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal, NoReturn, NotRequired, TypedDict
 from toolcell.calls.schema import OF_RESULTS, dicts_in, pointed, with_parts, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.support.checks import brief, keywords_known
-from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
+from toolcell_bridge.guest.tool_names import provider_name, python_path
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.plain import PackedValue
@@ -68,6 +69,9 @@ MAX_PARTS: Final = 10_000
 """Parts of one schema that are written. References may stand for more; the rest may be any plain value."""
 MAX_LEVELS: Final = 64
 """Parts inside each other that are written. Providers take fewer, such as OpenAI ten."""
+MAX_PROPERTY_CHARS: Final = 64
+"""Most characters of a property's name that Anthropic takes."""
+_UNKNOWN_SIGN: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def with_items(part: Part) -> Part:
@@ -99,13 +103,29 @@ def merged(part: Part) -> Part:
     return _with_required({**made, "properties": properties}, required)
 
 
+def with_known_names(part: Part) -> Part:
+    """Servers say `Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'`."""
+    properties, new = part.get("properties") or {}, dict[str, str]()
+    taken = {*properties}
+    for name in properties:
+        if (known := _UNKNOWN_SIGN.sub("_", name)[:MAX_PROPERTY_CHARS]) != name:
+            if known in taken or not known.strip("_"):
+                mark = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+                known = f"{known[: MAX_PROPERTY_CHARS - 9]}_{mark}"
+            taken.add(known)
+            new[name] = known
+    told = {name: {"description": name, **properties[name]} for name in new if isinstance(properties[name], dict)}
+    made = {new.get(name, name): told.get(name, each) for name, each in properties.items()}
+    return _with_required(part | {"properties": made}, map(new.get, part.get("required") or ())) if new else part
+
+
 def of_its_type(part: Part) -> Part:
     """Servers say `properties: only allowed for OBJECT type`, and `property is not defined` of a required one."""
     kinds = (None, *_kinds(part))
     return _with_required({key: value for key, value in part.items() if _OWNERS.get(key) in kinds}, ())
 
 
-def _with_required(part: Part, more: Iterable[str]) -> Part:
+def _with_required(part: Part, more: Iterable[str | None]) -> Part:
     """Require what there is of these names and of those that are required now."""
     names = dict.fromkeys(name for name in [*(part.get("required") or ()), *more] if isinstance(name, str))
     needed = [name for name in names if name in (part.get("properties") or ())]
@@ -258,7 +278,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
         formats=_OPENAI_FORMATS,
         inlines=True,
     ),
-    "anthropic": Dialect((with_properties, merged), ()),
+    "anthropic": Dialect((with_properties, merged, with_known_names), ()),
     "gemini": Dialect(
         (with_properties, merged),
         (one_type, typed, with_items, alone, text_choices, of_its_type),
@@ -270,10 +290,15 @@ DIALECTS: Mapping[DialectName, Dialect] = {
 }
 
 
+_BOTH_NAMINGS: Final[tuple[DialectName, ...]] = ("mistral", "anthropic")
+"""They differ in the names of properties: one has the tool's own."""
+
+
 def dialect_of(model: str) -> DialectName:
     """Return the dialect behind a server with OpenAI's API, by the name of its model, such as `google/gemini-3`."""
     name = model.lower()
-    return "gemini" if "gemini" in name else "mistral" if "mistral" in name else "openai"
+    known: dict[str, DialectName] = {"gemini": "gemini", "mistral": "mistral", "claude": "anthropic"}
+    return next((dialect for part, dialect in known.items() if part in name), "openai")
 
 
 @lru_cache(2048)
@@ -419,6 +444,12 @@ class ToolDefinition:
         schema: dict[str, Any] = json.loads(adapted_json(self._parameters_json, dialect))
         return schema
 
+    @property
+    def own_names(self) -> dict[str, str]:
+        """Names of its properties, by what some provider is given in their place."""
+        own, given = (self.adapted(dialect).get("properties") or {} for dialect in _BOTH_NAMINGS)
+        return {new: old for old, new in zip(own, given, strict=True) if new != old}
+
     def to_openai(self, model: str = "", *, strict: bool = False) -> ProviderToolDef:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}.
 
@@ -518,11 +549,6 @@ MAX_NAME_CHARS = 64
 
 RESERVED = "toolcell"
 """The namespace of what the host answers itself."""
-
-
-def provider_name(name: str) -> str:
-    """Return a tool's name as providers take it."""
-    return name.replace(".", IN_PLACE_OF_DOT)
 
 
 def check_name(name: object) -> None:

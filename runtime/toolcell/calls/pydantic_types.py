@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from enum import IntEnum
+from enum import Flag, IntEnum
 from functools import cache, partial
 from typing import Any, Final, Literal
 
@@ -64,6 +64,13 @@ class _Described(GenerateJsonSchema):
         except BadValue as exc:  # NaN, a large integer: the schema has no default then
             raise PydanticSerializationError(str(exc)) from exc
         return shown
+
+    def enum_schema(self, schema: Any) -> Schema:
+        described = super().enum_schema(schema)
+        if not issubclass(flags := schema["cls"], Flag):
+            return described
+        several = "the sum of any of " + ", ".join(str(flag.value) for flag in flags)
+        return {"description": several} | {key: each for key, each in described.items() if key not in ("enum", "const")}
 
     def timedelta_schema(self, schema: Any) -> Schema:
         if self.mode == "serialization":

@@ -14,12 +14,20 @@ import json
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from toolcell.calls.compiled_schema import compile_schema, equality_key, is_multiple, is_unique, large_from
+from toolcell.calls.compiled_schema import (
+    compile_schema,
+    equality_key,
+    equality_keys,
+    is_multiple,
+    is_unique,
+    large_from,
+)
 from toolcell.calls.options import Coercion, Extras
 from toolcell.calls.schema import OF_RESULTS, closed_properties, is_base64, pointed
 from toolcell.calls.values import (
@@ -101,6 +109,12 @@ def _unlike(asked: Part, value: Any) -> str:
     return f"does not fit {keyword} {quoted(asked[keyword])}"
 
 
+def _repeated(asked: bool, items: list[Any]) -> str:
+    counts = Counter(equality_keys(items))
+    item = next(item for item, key in zip(items, equality_keys(items), strict=True) if counts[key] > 1)
+    return f"has {quoted(item)} more than once, and uniqueItems is {quoted(asked)}: send each item once"
+
+
 def _said(text: str) -> Sentence:
     return lambda asked, value: text.format(asked=quoted(asked), value=quoted(value))
 
@@ -157,7 +171,7 @@ CHECKS: Final[Mapping[str, tuple[tuple[type, ...], Callable[[Any], Callable[[Any
     "uniqueItems": (
         (list,),
         lambda asked: is_unique if asked else lambda value: True,
-        _said("does not fit uniqueItems {asked}"),
+        _repeated,
     ),
     "minProperties": ((dict,), _than(operator.ge, len), _miscounted("minProperties")),
     "maxProperties": ((dict,), _than(operator.le, len), _miscounted("maxProperties")),

@@ -132,8 +132,8 @@ class Signature:
 
     parameters: Schema
     """With `OF_RESULTS`."""
-    defaults: Mapping[str, Any]
-    """Those of pydantic's `Field` that its schema does not have, such as None and infinity."""
+    defaults: Mapping[str, Callable[[], Any]]
+    """What makes those of pydantic's `Field` that its schema does not have, such as None and what a factory makes."""
     converters: Mapping[str, Callable[[Any], Any]]
     """Parameters whose type is more than JSON, with what makes it out of the validated value, bytes being bytes."""
     context_parameter: str | None
@@ -153,7 +153,7 @@ def read_signature(
     hints = _hints(function)
     properties: dict[str, Schema] = {}
     required: list[str] = []
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Callable[[], Any]] = {}
     converters: dict[str, Callable[[Any], Any]] = {}
     context_parameter, extra = None, False
     for parameter in _parameters(function):
@@ -166,12 +166,12 @@ def read_signature(
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = True
             continue
-        hint, default = _default(parameter, hint)
+        hint, default, makes_default = _default(parameter, hint)
         properties[name] = _property(function, name, hint, default, descriptions.get(name))
         if default is _NO_DEFAULT:
             required.append(name)
-        elif _is_field(parameter.default) and "default" not in properties[name]:
-            defaults[name] = default
+        elif makes_default is not None and "default" not in properties[name]:
+            defaults[name] = makes_default
         if (table := table_type(hint)) is not None:
             converters[name] = table_maker(table)
         elif hint in (float, float | None):
@@ -233,15 +233,20 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
-    """Unpack `= Field(...)` defaults, pydantic's way of writing constraints."""
-    default = parameter.default
-    if not _is_field(default):
-        return hint, default
-    from pydantic_core import PydanticUndefined
-
-    value = default.get_default(call_default_factory=True, validated_data={})
-    return Annotated[hint, default], _NO_DEFAULT if value is PydanticUndefined else value
+def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any, Callable[[], Any] | None]:
+    """Return type and default, and what makes it where that is pydantic's `Field(...)`, which `Annotated` may have."""
+    default = field = parameter.default
+    if default is _NO_DEFAULT and get_origin(hint) is Annotated:
+        fields = filter(_is_field, reversed(get_args(hint)))
+        field = next((each for each in fields if not each.is_required()), default)
+    if not _is_field(field):
+        return hint, default, None
+    hint = Annotated[hint, field] if field is default else hint
+    if field.is_required():
+        return hint, _NO_DEFAULT, None
+    # A factory is called for each call of the tool: it may make the time, or an id
+    makes = functools.partial(field.get_default, call_default_factory=True, validated_data={})
+    return hint, field.default_factory or field.default, makes
 
 
 def _is_field(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.definition import ToolDefinition, provider_name
+from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.calls.values import list_names
 from toolcell.config import Limits
@@ -17,7 +17,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PlannedCall, P
 from toolcell.run.run import Run, Script, sendable
 from toolcell.support.checks import check_kind, did_you_mean
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
-from toolcell_bridge.guest.tool_names import python_path
+from toolcell_bridge.guest.tool_names import provider_name, python_path
 
 SCRIPT: Final = "from toolcell_bridge.guest.planned_calls import planned_calls\nset_result(planned_calls(source))"
 """Reads the script that it gets as its input `source`."""

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from mcp_types import Tool
 
-from toolcell.calls.definition import MAX_NAME_CHARS, provider_name
+from toolcell.calls.definition import MAX_NAME_CHARS
 from toolcell.errors import RegistrationError
 from toolcell.mcp.answers import is_wrapper
 from toolcell.support.foreign_definitions import HIDDEN, bounded_schema, safe_text
 from toolcell.tools import ToolDefinition, ToolOptions
+from toolcell_bridge.guest.tool_names import provider_name
 
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_SHOWN_CHARS = 120
@@ -83,7 +84,8 @@ def local_name(namespace: str, name: str) -> str:
     if len(provider_name(chosen)) > MAX_NAME_CHARS:
         mark = "_" + hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
         flat = f"{namespace}." + "_".join(parts)
-        chosen = flat[: MAX_NAME_CHARS - len(mark) - 1].rstrip(".") + mark
+        more = len(provider_name(flat)) - len(flat)
+        chosen = flat[: MAX_NAME_CHARS - len(mark) - more].rstrip(".") + mark
     return chosen
 
 

@@ -23,7 +23,7 @@ from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.checker_process import find_problem
 from toolcell.calls.events import TOOL_UPDATE
 from toolcell.calls.result import without_bytes
-from toolcell.calls.values import BadValue, copy_arguments, in_thread_if_large
+from toolcell.calls.values import BadValue, bounded_json, copy_arguments, in_thread_if_large, list_names
 from toolcell.config import MAX_DECISIONS
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
@@ -142,7 +142,7 @@ class McpServer:
         name, given = params.name, params.arguments or {}
         handler = handlers.get(name)
         if handler is None and not (self._exposes_tools and name in self.runtime.registry):
-            known = ", ".join(handlers)
+            known = list_names([*handlers, *(self.runtime.registry.names(Origin.PLAN) if self._exposes_tools else ())])
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {name[:100]!r} to call here; there are {known}")
         try:
             if params.request_state is not None:
@@ -369,7 +369,7 @@ class McpServer:
         tool = self.runtime.registry.registered(name)
         is_foreign = tool is None or tool.spec.is_foreign
         if (problem := await find_problem(schema, made.structured_content, is_foreign=is_foreign)) is not None:
-            return failed(f"its result is not of the type that it declares: {problem.message}")
+            return failed(f"its result is not of the type that it declares: {problem}")
         return made
 
     def _output(self, name: str) -> dict[str, Any] | None:
@@ -392,7 +392,8 @@ def _answer_of_row(rows: PlanRows, schema: dict[str, Any] | None) -> types.CallT
     value = without_bytes(given)
     if isinstance(given, bytes) and rows.files:  # a file is its own value, and comes as such
         value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
-    text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
+    cut = f" (cut: it has more than {VALUE_BYTES} characters)"
+    text = text_answer(value[:VALUE_BYTES] if isinstance(value, str) else bounded_json(value, VALUE_BYTES, cut))
     content = [*text.content, *file_blocks(rows.run_id, rows.files, given)]
     if schema is None:
         data = structured_value(given) if isinstance(given, Array | Table) else None

@@ -21,7 +21,6 @@ from toolcell.calls.definition import (
     ToolDefinition,
     check_definition,
     check_name,
-    provider_name,
 )
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
@@ -35,6 +34,7 @@ from toolcell.tools.code import CodeRuntime, CodeTool, run_code
 from toolcell.tools.spec import RegisteredTool, RegistryState, ToolSpec, check_collisions
 from toolcell.tools.stubs import is_identifier, mapping
 from toolcell_bridge.guest.scripts import NOT_KEPT
+from toolcell_bridge.guest.tool_names import provider_name
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.wire.frozen import frozen
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from toolcell.calls.context import ToolContext
-from toolcell.calls.definition import ToolDefinition, provider_name
+from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin, ToolOptions
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
@@ -23,6 +23,7 @@ from toolcell.support.vocabulary import fused_ranks, query_words, words
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 from toolcell.tools.stubs import DETAILS, Recent, tools_text
+from toolcell_bridge.guest.tool_names import provider_name
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100

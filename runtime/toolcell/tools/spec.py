@@ -230,7 +230,7 @@ def _decoder(signature: Signature) -> Decode | None:
                 except (ValueError, TypeError, RecursionError) as exc:
                     exc.add_note(name)  # its path begins there
                     raise
-        return {**signature.defaults, **made}
+        return {**{name: make() for name, make in signature.defaults.items() if name not in made}, **made}
 
     return decode
 
@@ -545,7 +545,7 @@ class RegistryState:
 
     def registered_name(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
-        if name in self.tools or type(name) is not str or IN_PLACE_OF_DOT not in name or len(name) > MAX_NAME_CHARS:
+        if name in self.tools or type(name) is not str or len(name) > MAX_NAME_CHARS:
             return name
         dotted = name.replace(IN_PLACE_OF_DOT, ".")
         return dotted if dotted in self.tools else name_meant(name, self.tools)
