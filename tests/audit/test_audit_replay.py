@@ -252,6 +252,17 @@ def test_a_changed_script_is_pinned_to_the_call_that_first_differs(
     assert "this is not the script that was recorded" in done.notes
 
 
+def test_another_outcome_is_told_with_the_error_there_is(recorded: Ledger, runtime: ReplayRuntime) -> None:
+    fails = "raise ValueError(len(seen))"
+    failed = next(run for run in runs_of(recorded) if fails in (run.source or ""))
+    for run, old, new, message in (
+        (pinned(recorded), "set_result(", "1/0\nset_result(", "it ends as error: ZeroDivisionError: division by zero"),
+        (failed, fails, "seen", "it ends as ok"),
+    ):
+        found = again(runtime, run, source=str(run.source).replace(old, new)).divergence
+        assert found is not None and (found.kind, found.message) == ("outcome", message)
+
+
 def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, runtime: ReplayRuntime) -> None:
     found = again(runtime, pinned(recorded), source=PINNED.replace("+ '!'", "+ '?'")).divergence
 

@@ -206,6 +206,7 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
         "value",
         "stdout",
     ]
+    assert {"what": "value", "first": "x", "second": "z"} in report["changes"]
 
 
 def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:

@@ -126,6 +126,7 @@ def test_a_run_is_undone_once_and_what_cannot_be_undone_is_named(opened: SyncRun
         ("save", "reverted"),
     ]
     assert not undone.ok and "cannot be reverted  shout: its tool has no revert=" in str(undone)
+    assert '\nreverted  save(name="a", ' in str(undone)
     assert "it had failed" in undone.calls[0].error
     again = opened.revert(result)
     assert [each.status for each in again.calls] == ["cannot be reverted"] * 2 and files.undone == ["a"]

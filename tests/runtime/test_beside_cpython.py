@@ -132,6 +132,12 @@ def test_printed_text_survives_a_kill(runtime: SyncRuntime, kill: str) -> None:
     assert "".join(seen) == "0 1 2 3 4 e"
 
 
+def test_hooks_of_a_script_run_where_logging_was_imported_before_it(tmp_path: Path) -> None:
+    with SyncRuntime(registry(), preload=["logging.handlers"], limits=LIMITS, pool=POOL) as runtime:
+        for script in ("a handler of logging that keeps records", "exit hooks, the last one first"):
+            assert by_run(runtime, source_of(script), tmp_path) == ending_in_cpython(script)
+
+
 def test_text_of_c_code_survives_a_kill(runtime: SyncRuntime) -> None:
     source = "import ctypes, time\nctypes.CDLL(None).printf(b'from C')\ntime.sleep(60)"
     assert runtime.execute_code(source, limits=Limits(wall_s=0.7)).logs.stdout == "from C"

@@ -259,7 +259,7 @@ def test_raw_writes_to_descriptors_are_captured_too(run: Run) -> None:
 def test_inputs_are_names_in_the_script(run: Run) -> None:
     rows = [{"n": 1}, {"n": 2}]
 
-    assert run("set_result(sum(row['n'] for row in rows) * factor)", inputs={"rows": rows, "factor": 10}).value == 30
+    assert run("sum(row['n'] for row in rows) * größe", inputs={"rows": rows, "größe": 10}).value == 30
 
 
 def test_an_input_that_cannot_cross_is_the_callers_error(run: Run) -> None:

@@ -32,7 +32,7 @@ def test_sizes_add_up_to_the_limit_and_the_latest_entry_always_stays() -> None:
     assert lru.put(3, []) == [second, first]
     assert lru.put(4, [0] * 100, 100) == [[]] and list(lru) == [4]
     assert lru.pop(4) is not None and lru.put(5, [], 5) == []
-    assert lru.pop(5) == [] and lru.put(6, [], 5) == [] and len(lru) == 1
+    assert lru.pop(5) == [] and lru.put(6, [], 5) == lru.put(7, []) == []
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(1, 4))

@@ -371,9 +371,11 @@ def test_rows_added_by_the_thousand_are_counted_and_not_all_kept(ledger: Ledger)
     ledger.fill(1)
     with closing(sqlite3.connect(ledger.path)) as db:
         rows = (("0" * 12, n, 0, "x", 0, b"", b"", b"", b"") for n in range(2 * MAX_FINDINGS))
-        db.executemany(f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        strays = ((b"stray", n, 0, "x", 0, b"", b"", b"", b"") for n in range(3))
+        db.executemany(f"INSERT INTO event ({EVENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [*rows, *strays])
         db.commit()
     report = ledger.verify()
+    assert "3 rows have columns of another type" in [each.message for each in report.findings]
     assert len(report.findings) <= MAX_FINDINGS + 10
     assert f"{MAX_FINDINGS} more findings of kind {NOT_AN_EVENT} are not listed" in " ".join(report.notes)
 
