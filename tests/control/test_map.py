@@ -87,6 +87,27 @@ async def test_unordered_items_come_as_they_end_and_the_inputs_may_be_an_async_i
     assert found[-1] == 0
 
 
+@pytest.mark.anyio
+async def test_no_more_items_run_at_once_than_the_concurrency() -> None:
+    registry, running, most, two = ToolRegistry(), 0, 0, anyio.Event()
+
+    @registry.tool
+    async def stay() -> None:
+        """Stay until two items have run at once, and a little longer."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 2:
+            two.set()
+        await two.wait()
+        await anyio.sleep(0.05)
+        running -= 1
+
+    async with Runtime(registry, pool=PoolConfig(warm=6)) as runtime:
+        assert [item.ok async for item in runtime.map("call_tool('stay')", numbers(6), concurrency=2)] == [True] * 6
+    assert most == 2
+
+
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])

@@ -72,6 +72,10 @@ def test_starting_a_program_is_blocked_by_the_kernel_and_says_what_to_do(run: Ru
     assert "blocked: use call_tool() instead" in error.message
 
 
+def test_a_script_without_packages_has_no_epoll_and_waits_without_it(run: Run) -> None:
+    assert run("import asyncio, select\nawait asyncio.sleep(0)\nhasattr(select, 'epoll')").value is False
+
+
 @pytest.mark.conforms("Q18", "Q-b22")
 def test_packages_are_the_hosts_choice_and_a_script_is_told_so(run: Run) -> None:
     error = run("install_package('requests')").error

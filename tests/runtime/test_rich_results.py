@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -248,6 +249,14 @@ def test_a_part_of_a_file_is_divided_to_fit_into_a_message(size: int) -> None:
     assert all(isinstance(piece, FilePart) and len(piece.data) <= 4 for piece in pieces)
     assert [piece.last for piece in pieces if isinstance(piece, FilePart)] == [False] * (len(pieces) - 1) + [True]
     assert b"".join(piece.data for piece in pieces if isinstance(piece, FilePart)) == b"x" * size
+
+
+def test_a_file_that_grows_while_it_is_read_is_sent_as_long_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * (files.CHUNK_BYTES + 1))
+    parts = files.collect(["a"], str(tmp_path), files=1, files_bytes=files.CHUNK_BYTES * 4)
+    first = next(parts)
+    (tmp_path / "a").write_bytes(b"y" * files.CHUNK_BYTES * 3)
+    assert [len(part.data) for part in (first, *parts) if isinstance(part, FilePart)] == [files.CHUNK_BYTES, 1]
 
 
 @pytest.mark.isolation

@@ -134,6 +134,12 @@ async def test_what_raises_ends_its_own_run_and_disturbs_no_other(source: str, c
     assert [(result.outcome, result.value) for result in results] == [(Outcome.OK, "undisturbed")]
 
 
+async def test_a_run_whose_processor_time_cannot_be_read_is_ended_by_its_other_limits() -> None:
+    limits = Limits(wall_s=0.2, cpu_s=0.001)
+    async with Runtime(backend=FakeBackend([Hang()]), limits=limits, allow_unisolated=True) as runtime:
+        assert (await runtime.execute_code("")).outcome is Outcome.TIMEOUT
+
+
 async def test_asynchronous_callbacks_are_awaited_in_order_before_the_run_has_its_result() -> None:
     seen: list[object] = []
 

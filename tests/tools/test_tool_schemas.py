@@ -23,7 +23,7 @@ from toolcell.calls.pydantic_types import described_schema
 from toolcell.calls.type_schema import type_schema
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
-from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
+from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, ToolResult
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -240,6 +240,17 @@ BUILT_IN = st.recursive(
 @given(BUILT_IN, st.sampled_from(["validation", "serialization"]))
 def test_types_made_of_built_in_ones_have_the_schemas_that_pydantic_makes(annotation: Any, mode: Any) -> None:
     assert json.dumps(type_schema(annotation, mode)) == json.dumps(described_schema(annotation, mode))
+
+
+@each_row("returns", [Any, ToolResult])
+def test_what_says_nothing_of_the_data_that_a_tool_returns_is_no_schema(returns: Any) -> None:
+    async def find(query: str) -> Any:
+        """Find pages of the documentation."""
+
+    find.__annotations__["return"] = returns
+    registry = ToolRegistry()
+    registry.add(find)
+    assert registry.returns("find") is None
 
 
 def test_unions_in_another_order_have_their_own_schemas() -> None:

@@ -183,7 +183,6 @@ class Runner:
     def _take_main(self) -> types.ModuleType:
         """Return the script's module, and refer to another one from here on."""
         module, self._module = self._module, new_main()
-        sys.modules["__main__"] = self._module
         return module
 
     def _keep_session(self, room: int) -> None:

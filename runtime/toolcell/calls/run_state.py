@@ -233,7 +233,7 @@ class JobTable:
                 self.cancel(job.id)
         for scope in self._scopes:
             scope.cancel()
-        if self._scopes and self._idle is not None:
+        if self._idle is not None:
             with anyio.CancelScope(shield=True):
                 await self._idle.wait()
         if (own := self._own) is not None:

@@ -295,7 +295,7 @@ def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, 
 
 
 def _return_schema(annotation: Any, result_type: type) -> Schema | None:
-    if annotation in (Any, None, inspect.Signature.empty) or _may_be_result(annotation, result_type):
+    if annotation is Any or _may_be_result(annotation, result_type):
         return None
     try:
         return type_schema(annotation, "serialization")

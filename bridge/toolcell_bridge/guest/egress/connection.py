@@ -103,7 +103,6 @@ class HttpConnection:
         """Bytes of the answer that the library has not read yet."""
         self._rest: str | None = None
         """Name under which the host has more of the answer."""
-        self._answer_is_chunked = self._answer_is_framed = False
 
     @property
     def is_complete(self) -> bool:
