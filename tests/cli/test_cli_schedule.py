@@ -97,7 +97,8 @@ def test_actions_are_listed_the_next_one_first() -> None:
 
     lines = toolcell_("schedule", "list").stdout.splitlines()
 
-    assert [line.split() for line in lines[1:]] == [
+    assert [line.split() for line in lines] == [
+        ["next", "state", "schedule", "description"],
         ["2023-11-14", "22:13", "active", "08:00", "daily", "Greet", "ada"],
         ["2027-01-15", "15:00", "active", "08:00", "daily", "Asia/Jakarta", "Greet", "bob"],
         ["2023-11-14", "22:13", "paused", "08:00", "daily", "Greet", "eve"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,12 @@ def test_a_wrong_setting_is_one_line_with_value_and_cure(name: str) -> None:
 @each_row("name", RUNTIMES)
 def test_a_runtime_made_wrongly_is_one_line_with_value_and_cure(name: str) -> None:
     assert_one_line(RUNTIMES[name])
+
+
+@each_row("again", [{}, {"python": sys.executable}, {"preload": ["json"]}])
+def test_what_a_backend_was_made_with_may_be_said_again_or_left_out(again: dict[str, Any]) -> None:
+    Runtime(backend=ProcessBackend(python=sys.executable, preload=["json"]), **again)
+    Runtime(backend=DockerBackend(packages=["six"]), packages=["six"][: len(again)])
 
 
 def test_an_error_inside_is_not_taken_for_a_wrong_keyword() -> None:

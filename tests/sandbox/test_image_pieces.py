@@ -313,13 +313,14 @@ SOUND = {
         ({"programs": ["gcc", "sh"]}, "programs in it: gcc, sh"),
         ({"unusable": {"numpy": "no libgomp.so.1"}}, "its numpy cannot be imported: no libgomp"),
         ({"elevating": ["/bin/su"]}, "set-uid or set-gid files in it: /bin/su"),
-        ({"writable": [f"/{n}" for n in range(9)]}, "may write in it: /0, /1, /2, /3, /4 and 4 more"),
+        ({"writable": [f"/{n}" for n in range(9)]}, "may write in it: /0, /1, /2, /3, /4 and 4 more$"),
+        ({"writable": [f"/{n}" for n in range(5)]}, "may write in it: /0, /1, /2, /3, /4$"),
     ],
 )
 def test_each_problem_inside_an_image_is_named(change: dict[str, Any], said: str) -> None:
     assert check.problems_inside(SOUND, IMAGE) == []
     [problem] = check.problems_inside({**SOUND, **change}, IMAGE)
-    assert said in problem
+    assert re.search(said, problem)
 
 
 def test_the_check_of_an_image_agrees_with_its_dockerfile(prepare: ModuleType) -> None:

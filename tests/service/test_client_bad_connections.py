@@ -273,7 +273,7 @@ async def test_closing_a_client_ends_everything_of_it_at_once(tmp_path: Path) ->
         await client.close()
 
 
-async def test_a_client_that_is_closed_has_no_connection_though_the_service_is_silent(
+async def test_a_client_that_is_closed_has_no_connection_though_the_service_is_silent_or_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
@@ -288,7 +288,12 @@ async def test_a_client_that_is_closed_has_no_connection_though_the_service_is_s
         proxy.is_bad = False
         async with Client(proxy.url):
             proxy.is_silent = True
-        assert [connection.transport.is_closing() for connection in made] == [True]
+        proxy.is_silent = False
+        async with Client(proxy.url):
+            proxy.is_closed_to_all = True
+            proxy.cut_all()
+            await until(lambda: made[-1].transport.is_closing())
+        assert [connection.transport.is_closing() for connection in made] == [True, True]
 
 
 @pytest.mark.slow

@@ -112,3 +112,6 @@ async def test_files_that_do_not_fit_can_be_fetched(tmp_path: Path) -> None:
         assert "fetch it from /v1/sessions/{name}/files/{path}" in file["problem"]
         fetched = await client.get("/v1/sessions/s/files/a.bin")
         assert fetched.content == bytes(range(256)) * 8192
+        assert fetched.headers["Content-Disposition"] == "attachment; filename*=UTF-8''a.bin"
+        assert fetched.headers["X-Content-Type-Options"] == "nosniff"
+        assert fetched.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"

@@ -70,12 +70,14 @@ def test_a_token_that_differs_in_anything_is_not_found(store: TokenDatabase, cha
 
 
 def test_a_token_ends_when_it_expires_or_is_revoked(store: TokenDatabase, clock: Clock) -> None:
-    short, endless = store.create("acme", READ, lifetime_s=60), store.create("acme", READ, lifetime_s=None)
+    short, longest, endless = (store.create("acme", READ, lifetime_s=each) for each in (60, MAX_LIFETIME_S, None))
 
     clock.now += 59
-    assert (state(store, short.text), state(store, endless.text)) == ("active", "active")
+    assert [state(store, each.text) for each in (short, longest, endless)] == ["active"] * 3
     clock.now += 1
-    assert (state(store, short.text), state(store, endless.text)) == ("expired", "active")
+    assert [state(store, each.text) for each in (short, longest, endless)] == ["expired", "active", "active"]
+    clock.now += MAX_LIFETIME_S - 60
+    assert [state(store, each.text) for each in (longest, endless)] == ["expired", "active"]
     revoked = store.revoke(endless.record.id)
     assert state(store, endless.text) == "revoked"
     clock.now += 5

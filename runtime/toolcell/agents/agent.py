@@ -452,7 +452,6 @@ class SubAgent:
             invoke=self._invoke,
             options=self._options,
             source=self,
-            requires_result=True,
         )
 
     async def _invoke(self, context: ToolContext) -> ToolResult:

@@ -165,8 +165,8 @@ class RequestTools:
 
     @property
     def options(self) -> Sequence[ToolOptions]:
-        """What is known about requests: of each rule, those that read and those that write."""
-        return [self._form(rule, method).options for rule in self._allowed.rules for method in ("GET", "POST")]
+        """What is known about requests of each rule; those that write have the same labels."""
+        return [self._form(rule, "GET").options for rule in self._allowed.rules]
 
     async def open(self) -> None:
         """Prepare pip: the first script that installs something would wait for that."""

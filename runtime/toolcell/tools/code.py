@@ -253,7 +253,6 @@ class CodeTool:
             source=runtime,
             args_prefix=f"invalid {CODE_TOOL} args: ",
             describe=lambda offered: self.describe(offered, shown_chars=shown_chars),
-            requires_result=True,
         )
 
     def describe(

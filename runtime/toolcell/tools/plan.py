@@ -216,7 +216,6 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
         args_prefix=f"invalid {PLAN_TOOL} args: ",
         checked_schema=PLAN_CHECKED_SCHEMA,
         describe=lambda offered: PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if offers(offered, CODE_TOOL) else ""),
-        requires_result=True,
     )
 
 

@@ -602,7 +602,6 @@ class ScriptTarget:
             invoke=invoke,
             options=script.tool_options(),
             source=script,
-            requires_result=True,
         )
 
     async def _run(self, script: SavedScript, context: ToolContext) -> ToolResult:

@@ -263,7 +263,6 @@ def search_spec(options: Mapping[str, Any]) -> ToolSpec:
         source=SEARCH_TOOL,
         args_prefix=f"invalid {SEARCH_TOOL} args: ",
         describe=_describe,
-        requires_result=True,
     )
 
 

@@ -160,7 +160,7 @@ def below_usr(path: str) -> str:
 
 def shared_objects(folder: Path) -> list[Path]:
     """List the extension modules and bundled libraries below `folder` that a sandbox may need."""
-    found = (path for path in folder.rglob("*.so*") if LIBRARY.search(path.name) and path.is_file())
+    found = (path for path in folder.rglob("*.so*") if LIBRARY.search(path.name))
     return sorted(path for path in found if not path.name.startswith(USELESS))
 
 
