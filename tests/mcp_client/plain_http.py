@@ -25,6 +25,7 @@ class PlainServer:
     def __init__(self, refuse: Callable[[str, dict[str, str], Any], Answer | None] = lambda *_: None) -> None:
         self.refuse = refuse
         self.session = "one"
+        self.gone = (404, "Session not found")
         self.calls: list[str] = []
         self.lines: list[str] = []
 
@@ -44,8 +45,8 @@ class PlainServer:
             case _ if "id" not in message:
                 return 202, {}, b""
             case _ if headers.get("mcp-session-id") not in (None, self.session):
-                error = {"code": -32001, "message": "Session not found"}
-                return as_json(404, {"jsonrpc": "2.0", "id": None, "error": error})
+                status, said = self.gone
+                return as_json(status, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": said}})
             case "tools/list":
                 tool = {"name": "t", "description": "What it does", "inputSchema": {"type": "object"}}
                 return result(message, {"tools": [tool]})

@@ -77,8 +77,12 @@ async def test_a_slow_call_beside_such_an_error_ends_as_it_would() -> None:
     assert (results["slow"].text, results["refused"].message) == ("done", "MCP server s: no")
 
 
-async def test_a_server_that_has_forgotten_the_session_gets_a_new_one_and_the_call_once() -> None:
+@each_row(
+    "gone", [(404, "Session not found"), (410, "Gone"), (400, "Bad Request: No valid session ID provided")], ids=str
+)
+async def test_a_server_that_has_forgotten_the_session_gets_a_new_one_and_the_call_once(gone: tuple[int, str]) -> None:
     server, registry = PlainServer(), ToolRegistry()
+    server.gone = gone
     async with server.serve() as url, connected(registry, url=url) as client:
         assert (await registry.dispatch("s.t", {})).text == "done"
         for session in ("two", "three"):
@@ -134,6 +138,7 @@ REFUSALS: dict[str, tuple[Answer, str]] = {
     "too many": (as_json(429, {"detail": "slow down"}), "HTTP 429 Too Many Requests: slow down"),
     "a string": (as_json(429, "come back tomorrow"), "HTTP 429 Too Many Requests: come back tomorrow"),
     "a list": (as_json(400, ["a"]), "HTTP 400 Bad Request"),
+    "another mistake": (as_json(400, {"error": "no such page"}), "HTTP 400 Bad Request: no such page"),
     "broken": ((500, {"content-type": "text/html"}, b"<h1>oops"), "HTTP 500 Internal Server Error"),
     "away": ((503, {}, b""), "HTTP 503 Service Unavailable"),
     "unknown": ((599, {}, b"\xff"), "HTTP 599"),

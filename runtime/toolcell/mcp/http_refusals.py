@@ -18,6 +18,8 @@ each process: a server that sent it itself would have a call made twice that it 
 ANSWER_LOST = SESSION_GONE - 1
 """Code of our own: the request was sent, and no answer came that can be read. It may have been carried out."""
 NOT_A_MESSAGE = "its answer is not a message of JSON-RPC 2.0"
+GONE_STATUSES = frozenset({404, 410})
+"""What a server says of a session that it does not know. Many say 400 with the word, as examples of SDKs do."""
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a gateway says when it has no answer of the server behind it."""
 MAX_SAID_BYTES = 4096
@@ -45,7 +47,10 @@ async def explained(
         what = f"is {clean(kind)[:100]!r}, not JSON" if kind else "is empty"
         return _with_body(response, error_body(asked["id"], ANSWER_LOST, f"HTTP 200, and its answer {what}"))
     body = await _beginning(response)
-    is_session_gone = response.status_code == 404 and "mcp-session-id" in request.headers
+    names_session = response.status_code in GONE_STATUSES or (
+        response.status_code == 400 and b"session" in body.lower()
+    )
+    is_session_gone = names_session and "mcp-session-id" in request.headers
     error = json_value(body)
     is_error = isinstance(error, dict) and error.get("jsonrpc") == "2.0" and isinstance(error.get("error"), dict)
     if is_error and not is_session_gone:
