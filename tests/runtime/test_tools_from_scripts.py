@@ -132,8 +132,12 @@ def test_the_first_failure_of_a_batch_is_raised_after_all_have_finished(run: Run
     assert "unknown tool: nope" in listed.value[3]
 
 
+@pytest.mark.quick(every_row=True)
 @pytest.mark.conforms("Q-b14")
-def test_max_workers_bounds_what_a_batch_has_in_flight() -> None:
+@pytest.mark.parametrize(
+    ("limits", "asked", "most"), [(Limits(), ", max_workers=2", 2), (Limits(concurrent_calls=3), "", 3)]
+)
+def test_a_batch_and_the_host_bound_how_many_calls_run_at_once(limits: Limits, asked: str, most: int) -> None:
     registry, running, peak = ToolRegistry(), 0, 0
 
     @registry.tool
@@ -146,31 +150,10 @@ def test_max_workers_bounds_what_a_batch_has_in_flight() -> None:
         running -= 1
         return n
 
-    with SyncRuntime(registry) as runtime:
-        result = runtime.execute_code("call_tools_parallel([('work', {'n': i}) for i in range(9)], max_workers=2)")
+    with SyncRuntime(registry, limits=limits) as runtime:
+        result = runtime.execute_code(f"call_tools_parallel([('work', {{'n': i}}) for i in range(20)]{asked})")
 
-    assert result.value == list(range(9))
-    assert peak <= 2
-
-
-def test_concurrent_calls_bounds_a_run_on_the_host() -> None:
-    registry, running, peak = ToolRegistry(), 0, 0
-
-    @registry.tool
-    async def work(n: int) -> int:
-        """Count how many of these run at once."""
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await anyio.sleep(0.01)
-        running -= 1
-        return n
-
-    with SyncRuntime(registry, limits=Limits(concurrent_calls=3)) as runtime:
-        result = runtime.execute_code("call_tools_parallel([('work', {'n': i}) for i in range(20)])")
-
-    assert result.value == list(range(20))
-    assert peak == 3
+    assert (result.value, peak) == (list(range(20)), most)
 
 
 @pytest.mark.conforms("Q-b6")

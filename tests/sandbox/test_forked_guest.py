@@ -67,24 +67,15 @@ def exchange(tmp_path: Path) -> Callable[[int], tuple[list[Message], str]]:
     return exchanged
 
 
-def test_a_script_that_waits_for_its_sandbox_waits_for_no_rehearsal(
-    exchange: Callable[[int], tuple[list[Message], str]],
+@pytest.mark.parametrize(("waits_ms", "shown"), [(60_000, ""), (0, "rehearsed ")], ids=["a script waits", "none waits"])
+def test_a_sandbox_rehearses_after_hello_if_no_script_waits_and_leaves_nothing_of_it(
+    exchange: Callable[[int], tuple[list[Message], str]], waits_ms: int, shown: str
 ) -> None:
-    messages, rehearsed = exchange(60_000)
+    messages, rehearsed = exchange(waits_ms)
 
     assert "".join(each.text for each in messages if isinstance(each, Log)) == "printed\n"
     assert any(isinstance(each, Result) for each in messages)
-    assert rehearsed == ""
-
-
-def test_a_sandbox_that_no_script_waits_for_rehearses_after_hello_and_leaves_nothing_of_it(
-    exchange: Callable[[int], tuple[list[Message], str]],
-) -> None:
-    messages, rehearsed = exchange(0)
-
-    assert "".join(each.text for each in messages if isinstance(each, Log)) == "printed\n"
-    assert any(isinstance(each, Result) for each in messages)
-    assert rehearsed == "rehearsed "
+    assert rehearsed == shown
 
 
 def test_a_rehearsal_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

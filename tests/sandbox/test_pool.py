@@ -192,23 +192,6 @@ async def test_a_spare_is_made_for_an_item_that_stays_busy() -> None:
         pool.release(item)
 
 
-async def test_whoever_waits_at_the_cap_gets_the_place_of_what_is_given_back() -> None:
-    works = Works()
-    got = []
-    async with opened(works, warm=1, cap=1) as pool, anyio.create_task_group() as tasks:
-        held = await pool.acquire()
-
-        async def wait() -> None:
-            got.append(await pool.acquire())
-
-        tasks.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        pool.release(held)
-        await until(lambda: got == [1])
-        assert works.ended == [held]
-        pool.release(1)
-
-
 async def test_failures_are_told_to_whoever_waits_and_the_pool_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "BACKOFF_S", (0.0,))
     works = Works()
@@ -309,7 +292,7 @@ async def test_a_slow_start_is_not_stuck_while_others_succeed() -> None:
             assert await clock.run(quick) == 2
 
 
-async def test_while_every_place_is_busy_nobody_who_waits_runs_out_of_time() -> None:
+async def test_who_waits_at_the_cap_gets_the_place_of_what_is_given_back_and_does_not_run_out_of_time() -> None:
     works, got = Works(), []
     async with opened(works, warm=1, cap=1, clock=StartClock(0.5)) as pool, anyio.create_task_group() as tasks:
         held = await pool.acquire()
@@ -321,6 +304,7 @@ async def test_while_every_place_is_busy_nobody_who_waits_runs_out_of_time() -> 
         await anyio.sleep(1.2)
         pool.release(held)
         await until(lambda: got == [1])
+        assert works.ended == [held]
         pool.release(1)
 
 

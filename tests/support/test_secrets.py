@@ -88,7 +88,7 @@ def test_a_secret_is_found_in_the_same_forms_by_everybody(form: str, user: str) 
 
 
 OTHERS = {
-    "of two languages": "пароль-Ключ",
+    "of two languages": 'пароль-"Ключ"',
     "of several lines": "-----BEGIN KEY-----\nTUlJRXZR\nSUJBREFO\n-----END KEY-----\n",
 }
 

@@ -580,6 +580,8 @@ async def test_a_near_miss_is_helped_along() -> None:
     schema = {"type": "object", "properties": {"mode": {"enum": ["brief", "detailed"]}}}
     registry = ToolRegistry([search_documents])
     registry.register("show", "Show something in a mode", schema, lambda args: "")
+    whole = {"type": "object", "properties": {"item": {"type": "object"}}, "required": ["item"]}
+    registry.register("put", "Put an item somewhere", whole, lambda args: "")
 
     misspelt = await registry.execute("search_documents", {"qurey": "x"})
     wrong_tool = await registry.execute("search_document", {"query": "x"})
@@ -588,6 +590,8 @@ async def test_a_near_miss_is_helped_along() -> None:
     assert 'unknown property "qurey" (did you mean `query`?)' in misspelt.text
     assert "unknown tool: search_document (did you mean `search_documents`?)" in wrong_tool.text
     assert "(did you mean `detailed`?)" in wrong_case.text and "brief" in wrong_case.text
+    for args, is_bare in (({"n": 1}, True), ({"itm": {"n": 1}}, False)):
+        assert ("write item=..." in (await registry.execute("put", args)).text) == is_bare
 
 
 @pytest.mark.conforms("V-18")

@@ -350,7 +350,7 @@ def _pandas_column(name: str, values: Any, to_plain: ToPlain) -> Column:
         numbers = values.to_numpy(dtype=dtype.numpy_dtype) if plain is None else plain
         valid = _packed_bits(~_as_array(missing)) if has_missing else None
         return numpy_column(name, numbers, to_plain, "masked", valid)
-    if kind == "ObjectDType" or getattr(dtype, "kind", "") == "O":
+    if getattr(dtype, "kind", "") == "O":
         items = values.tolist()
         kinds = set(map(type, items))
         if kinds == {str}:
