@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rows import each_row
@@ -129,6 +129,8 @@ def test_a_property_that_happens_to_be_called_title_is_kept() -> None:
 def test_a_type_that_contains_itself_is_refused_and_the_cycle_named() -> None:
     with pytest.raises(RegistrationError, match=r"Tree -> Tree.*take dict\[str, Any\].*registry.register"):
         ToolDefinition.from_model("x", "Takes a tree of trees", Tree)
+    with pytest.raises(RegistrationError, match=r"has no JSON Schema: '#/\$defs/Gone'"):
+        type_schema(Annotated[int, WithJsonSchema({"$ref": "#/$defs/Gone"})], "validation")
 
 
 @pytest.mark.conforms("C1", "A-b2")

@@ -116,7 +116,7 @@ def described_schema(annotation: Any, mode: Literal["validation", "serialization
     """
     try:
         return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
-    except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError, ValueError) as exc:
+    except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError, ValueError, KeyError) as exc:
         raise RegistrationError(f"type {annotation!r} has no JSON Schema: {str(exc).splitlines()[0]:.200}") from exc
 
 

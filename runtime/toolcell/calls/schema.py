@@ -136,11 +136,8 @@ def _inline(reference: str, schema: Schema, definitions: Mapping[str, Any], insi
             f"type contains itself ({cycle}), so it has no inline JSON Schema; "
             "take dict[str, Any] and validate it in the tool, or write the schema with $ref and use registry.register()"
         )
-    target = definitions.get(name)
-    if target is None:
-        raise RegistrationError(f"schema refers to {reference!r}, which is not there")
     beside = {key: value for key, value in schema.items() if key != "$ref"}
-    return _clean({**target, **beside}, definitions, (*inside, name))
+    return _clean({**definitions[name], **beside}, definitions, (*inside, name))
 
 
 def _close_object(schema: Schema) -> Schema:
