@@ -20,7 +20,7 @@ import anyio.lowlevel
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell import SyncRuntime
+from toolcell import PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.audit import records, store
 from toolcell.audit.config import RecordConfig
 from toolcell.audit.log import AuditLog
@@ -300,6 +300,26 @@ async def test_while_another_process_has_locked_the_file_the_run_waits_and_the_l
             other.execute("ROLLBACK")
         other.close()
     assert [call.status for call in ledger.the_run().calls] == ["ok"]
+
+
+@pytest.mark.isolation
+@pytest.mark.anyio
+async def test_a_runtime_opens_and_closes_while_another_process_has_locked_the_file_and_the_loop_goes_on(
+    tmp_path: Path,
+) -> None:
+    runtime = Runtime(ToolRegistry(), record=tmp_path / "runs.db", pool=PoolConfig(warm=0))
+    async with runtime:
+        assert (await runtime.execute_code("1")).ok
+    other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    for move in (runtime.open, runtime.close):
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(move)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            other.execute("ROLLBACK")  # nobody else does it
+    other.close()
+    assert not runtime.is_open
 
 
 def test_a_file_that_stays_locked_refuses_the_call_and_what_comes_later_is_recorded(

@@ -119,10 +119,8 @@ class JournalStore:
             self.database.close()
 
     async def call(self, work: Callable[..., Returned], *args: Any) -> Returned:
-        """Do what may wait for the record: in a thread where a server has it, else at once."""
-        if self.is_durable and self.database.is_remote:
-            return await daemon_threads.run_sync(work, *args)
-        return work(*args)
+        """Do what may wait for the record, which a server has or another process may have locked: in a thread."""
+        return await daemon_threads.run_sync(work, *args) if self.is_durable else work(*args)
 
     async def settle(self) -> None:
         """Wait until everything is written. A thread waits for another process.
