@@ -277,6 +277,7 @@ async def test_images_from_tools_reach_a_model_that_supports_images(kind: str) -
     if kind == "openai":
         assert [each["role"] for each in sent] == ["system", "user", "assistant", "tool", "tool", "user"]
         assert [part["type"] for part in sent[5]["content"]] == ["text", "image_url", "image_url"]
+        assert "tools above" in sent[5]["content"][0]["text"]
         assert sent[5]["content"][1]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
     else:
         [block] = sent[2]["content"]

@@ -67,10 +67,13 @@ def filled(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
 
 @pytest.mark.conforms("T5")
 def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
+    with filled.opened() as recorder:
+        for length in (40, 41):
+            filled.run(recorder, "x = 1", [], context=RunContext(run_id="c" * length))
     status, out, _ = invoke("list", filled.path)
     lines = out.splitlines()
 
-    assert status == exits.OK
+    assert (status, len(lines)) == (exits.OK, 5)
     assert lines[0].split() == ["started", "run", "outcome", "trust", "calls", "took", "script", "what"]
     assert "aaaa1111" in lines[1] and "4 (1 failed)" in lines[1] and "hits = call_tool" in lines[1]
     assert "bbbb2222" in lines[2]

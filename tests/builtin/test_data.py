@@ -129,6 +129,11 @@ async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
     assert (await value("data_parse", content=content))["records"] == records
 
 
+async def test_a_line_of_the_greatest_length_is_read() -> None:
+    text = "x" * (reading.MAX_LINE_CHARS - len('{"a": ""}'))
+    assert await value("data_parse", content=f'{{"a": 1}}\n{{"a": "{text}"}}')
+
+
 @pytest.mark.conforms("S-b7")
 @each_row(
     ("args", "message"),

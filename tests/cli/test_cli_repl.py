@@ -82,12 +82,16 @@ def test_what_is_typed_shares_one_session_and_errors_look_as_in_python(tmp_path:
 @pytest.mark.isolation
 def test_pictures_and_html_are_named_and_saved_and_overwrite_nothing(tmp_path: Path) -> None:
     (tmp_path / "saved" / "script-2-result.html").mkdir(parents=True)
-    shown = typed("x = type('Html', (), {'_repr_html_': lambda self: '<b>'})()\rx\rx\r\x04", tmp_path)
+    keys = "x = type('Html', (), {'_repr_html_': lambda self: '<b>'})()\rx\rx\r\x04"
+    shown = typed(keys, tmp_path)
 
     assert "file script-3-result.html (text/html, 3 bytes)\n" in shown
     assert f"saved {tmp_path}/saved/script-3-result.html\n" in shown
     assert (tmp_path / "saved" / "script-3-result.html").read_text() == "<b>"
     assert f"saved {tmp_path}/saved/script-2-result.1.html\n" in shown
+    (tmp_path / "saved").rename(tmp_path / "before")
+    (tmp_path / "saved").touch()
+    assert f"{tmp_path}/saved: File exists\n" in typed(keys, tmp_path)
 
 
 @pytest.mark.slow

@@ -222,6 +222,17 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         assert not zygote.is_running()
 
 
+@pytest.mark.anyio
+async def test_who_waits_for_a_sandbox_hears_when_nobody_will_report_its_end() -> None:
+    child = zygotes.ForkedSandbox(1)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(child.changed.wait)
+            await anyio.wait_all_tasks_blocked()
+            child.fail("")
+    assert child.is_over and child.problem
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "profile",

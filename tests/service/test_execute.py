@@ -106,15 +106,17 @@ def test_a_request_may_choose_some_of_the_tools(client: TestClient) -> None:
 
 
 def test_events_come_as_they_happen_with_ids_and_end_with_the_result(client: TestClient) -> None:
-    code = "print('a')\nprogress({'done': b'x'})\ndouble = call_tool('double', number=2)\nset_result(double)"
+    code = "print('a')\nprogress({'done': b'x'})\ndouble = call_tool('double', number=2)\n"
+    code += "set_result(double, files=['missing'])"
     response = client.post("/v1/execute", json={"code": code}, headers={"Accept": "text/event-stream"})
 
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = events_of(response.text)
     names = [name for _, name, _ in events]
-    assert names == ["log", "progress", "call_started", "call_ended", "end"]
-    assert [int(number) for number, _, _ in events] == [1, 2, 3, 4, 5]
+    assert names == ["log", "progress", "call_started", "call_ended", "file", "end"]
+    assert [int(number) for number, _, _ in events] == [1, 2, 3, 4, 5, 6]
     assert events[1][2] == {"value": {"done": {"$bytes": "eA=="}}}
+    assert events[4][2]["problem"] == "missing"
     assert (events[-1][2]["outcome"], events[-1][2]["value"]) == ("ok", 4)
 
 

@@ -103,11 +103,12 @@ async def test_an_answer_is_bounded_and_others_are_answered_while_it_is_written(
 @pytest.mark.isolation
 @pytest.mark.anyio
 async def test_files_that_do_not_fit_can_be_fetched(tmp_path: Path) -> None:
-    code = "open('a.bin', 'wb').write(bytes(range(256)) * 8192); set_result(1, files=['a.bin'])"
+    code = "open('a.bin', 'wb').write(bytes(range(256)) * 8192); set_result(1, files=['a.bin', 'missing'])"
     async with client_of(tmp_path) as client:
         await client.post("/v1/sessions", json={"name": "s"})
         result = (await client.post("/v1/sessions/s/execute", json={"code": code})).json()
-        (file,) = result["files"]
+        file, missing = result["files"]
+        assert missing["problem"] == "missing"
         assert (file["data"], file["size"]) == (None, 2 * MIB)
         assert "fetch it from /v1/sessions/{name}/files/{path}" in file["problem"]
         fetched = await client.get("/v1/sessions/s/files/a.bin")

@@ -259,6 +259,7 @@ def test_a_login_ends_with_its_token_and_a_log_out(site: Site) -> None:
 
     bob = site.logged_in("bob", Scope.READ)
     cookie = dict(bob.cookies)
+    assert "bob / " in (shown := bob.get("/runs").text) and "Log out" in shown
     bob.post("/logout", data={"csrf": csrf(bob)})
     with httpx.Client(base_url=site.base, cookies=cookie) as copy:
         assert copy.get("/runs").headers["location"] == "/login"
