@@ -56,6 +56,17 @@ MAX_DECISIONS: Final = 10_000
 """Most decisions of one request about calls that wait."""
 MAX_PLAN_STEPS: Final = 50
 
+
+def check_decisions(count: int) -> None:
+    """Refuse a request with too many decisions, or effects to approve, before it looks at them.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    if count > MAX_DECISIONS:
+        raise UsageError(f"{count} decisions, limit {MAX_DECISIONS}; what is left out waits for the next request")
+
+
 SHOWN_CHARS: Final = 32_000
 """Most characters of tools that a model is shown before it asks: about 8,000 tokens."""
 

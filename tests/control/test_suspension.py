@@ -26,6 +26,7 @@ from toolcell import (
     ToolRegistry,
     UsageError,
 )
+from toolcell.control.suspension import check_ids
 from toolcell.tools import AlreadyMade, Approve, Call, Deny, Edit, Feature, Rewrite, approval_hook
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
@@ -298,7 +299,7 @@ def test_a_token_is_refused_for_each_reason_with_its_own_words(tmp_path: Path, e
             (
                 token,
                 {"decisions": {f"call_x{number}": Approve() for number in range(9_000)}},
-                "call_x19 waits for a decision; these do: call_2",
+                "call_x19 and 8980 more waits for a decision; these do: call_2",
             ),
             (token, {"decisions": {"call_2": "yes"}}, r"is Approve\(\), Deny.*not"),
             (token, {"decisions": {"call_2": AlreadyMade(1)}}, "was not made"),
@@ -487,3 +488,13 @@ def test_a_call_has_one_id_in_the_result_in_hooks_and_where_it_waits(in_session:
     [waiting] = result.suspension.calls
     assert [call.name for call in result.calls if call.id == waiting.id] == ["pay"]
     assert {call.id for call in result.calls} <= set(seen)
+
+
+def test_an_error_about_decisions_names_a_few_of_many_ids() -> None:
+    waiting = {f"call_{number}": None for number in range(10_000)}
+    given = {"x" * 1000 + str(number): Approve() for number in range(9_000)}
+    with pytest.raises(
+        UsageError, match=r"no call xxx.* and 8980 more waits .*: call_0, .*, call_19 and 9980 more$"
+    ) as said:
+        check_ids(given, waiting)
+    assert len(str(said.value)) < 3_000

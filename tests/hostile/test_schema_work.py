@@ -252,11 +252,23 @@ def test_of_a_repetition_that_ends_a_pattern_the_least_is_compiled_and_the_same_
     assert [text for text in texts if is_valid(text) is not (re.search(pattern, text) is not None)] == []
 
 
-@each_row("keyword", ["additionalItems", "contentSchema", "dependencies", "unevaluatedItems", "unevaluatedProperties"])
-def test_a_repetition_is_counted_below_every_keyword(keyword: str) -> None:
+KEYWORDS = [
+    "additionalItems",
+    "contentSchema",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "components",
+]
+
+
+@each_row("keyword", KEYWORDS)
+def test_a_repetition_is_counted_below_every_keyword_and_not_in_data(keyword: str) -> None:
     part = {"pattern": "^[a-z]{1,60000}$"}
-    made = counted_repetitions({keyword: {"a": part} if keyword == "dependencies" else part})[keyword]
-    assert made.get("a", made)["pattern"] == "^[a-z]*$"
+    made = counted_repetitions({keyword: {"a": part, "b": [part]}})[keyword]
+    assert made["a"] == made["b"][0] == {"pattern": "^[a-z]*$", "minLength": 1, "maxLength": 60_000}
+    compared: dict[str, Any] = {"enum": [part], "const": part}
+    assert counted_repetitions(compared) == compared
 
 
 @each_row(

@@ -67,6 +67,9 @@ ROUTES: dict[str, Route] = {
 
 PLACES = len(ROUTES) - 1  # reading takes none
 
+READING: list[Route] = [lambda http, client: http.get("/runs"), lambda http, client: client.suspended_runs()]
+"""Of the viewer, and of a WebSocket: they take no place, and wait too."""
+
 
 class Charges(TokenBucket):
     """Notes what a tenant is charged, and never makes it wait."""
@@ -142,7 +145,7 @@ async def test_past_its_allowance_a_tenant_waits_on_every_route_while_another_is
         async with Client(url) as client:
             queue = service.admission.queue
             async with service.admission.slot("other"):
-                asked = [asyncio.ensure_future(ask(http, client)) for ask in ROUTES.values()]
+                asked = [asyncio.ensure_future(ask(http, client)) for ask in [*ROUTES.values(), *READING]]
                 await until(lambda: queue.waiting == PLACES, WAIT_S)
                 async with service.admission.slot("other"):
                     assert not any(each.done() for each in asked)

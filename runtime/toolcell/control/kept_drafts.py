@@ -10,6 +10,7 @@ from typing import Any
 from toolcell.calls.call import AlreadyMade, Approve, Call, CallableTools, RunContext
 from toolcell.calls.options import Origin
 from toolcell.calls.run_state import Lineage, RunLink
+from toolcell.calls.values import list_names
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.control.script_header import WHO
 from toolcell.control.suspension import IN_DOUBT, check_ids, recorded
@@ -243,7 +244,7 @@ def settle_doubt(
     }
     check_ids(given, doubtful)
     if undecided := [each for each in doubtful if each not in given]:
-        named = ", ".join(f"{each} ({doubtful[each].tool})" for each in undecided)
+        named = list_names(f"{each} ({doubtful[each].tool})" for each in undecided)
         raise UsageError(
             f"{named}: in doubt. The call had started when its host ended, and its result is not known. Find out, and "
             f"pass decisions={{{undecided[0]!r}: AlreadyMade(result)}}, or Approve() to make it again"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import islice
 from typing import Any, Final
 
 import anyio
@@ -27,6 +26,7 @@ from toolcell.calls.call import (
 )
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.values import MAX_STEP_CHARS, list_names
 from toolcell.errors import RunEnded, UsageError
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, pending_of
@@ -80,11 +80,6 @@ def _plain(value: Any, ident: str) -> Any:
         raise UsageError(f"the decision about {ident} cannot be recorded: {exc}") from exc
 
 
-MAX_NAMED: Final = 20
-"""Most ids of an error that are no calls."""
-MAX_NAMED_CHARS: Final = 500
-
-
 def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, object]) -> None:
     """Check that decisions are about calls that wait for one.
 
@@ -93,9 +88,8 @@ def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, objec
     """
     if not isinstance(decisions, Mapping):
         raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {brief(decisions)}")
-    if unknown := [*islice((str(each) for each in decisions if each not in known), MAX_NAMED)]:
-        named = ", ".join(unknown)[:MAX_NAMED_CHARS]
-        raise UsageError(f"no call {named} waits for a decision; these do: {', '.join(known) or 'none'}")
+    if unknown := [str(each)[:MAX_STEP_CHARS] for each in decisions if each not in known]:
+        raise UsageError(f"no call {list_names(unknown)} waits for a decision; these do: {list_names(known) or 'none'}")
 
 
 SETTLE_S: Final = 0.02

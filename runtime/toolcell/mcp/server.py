@@ -24,7 +24,7 @@ from toolcell.calls.checker_process import find_problem
 from toolcell.calls.events import TOOL_UPDATE
 from toolcell.calls.result import without_bytes
 from toolcell.calls.values import BadValue, bounded_json, copy_arguments, in_thread_if_large, list_names
-from toolcell.config import MAX_DECISIONS
+from toolcell.config import check_decisions
 from toolcell.control import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.mcp import listing
@@ -194,8 +194,7 @@ class McpServer:
     async def _resume(self, ctx: Context, args: dict[str, Any]) -> Answer:
         if _can_ask(ctx):  # a model must not answer in the place of a person who can be asked
             raise UsageError("this client asks its user about each call; resume is for clients that cannot")
-        if (count := len(args["decisions"])) > MAX_DECISIONS:
-            raise UsageError(f"{count} decisions, limit {MAX_DECISIONS}; the run waits again for those left out")
+        check_decisions(len(args["decisions"]))
         content = {ident: {"decision": choice} for ident, choice in args["decisions"].items()}
         given = {ident: types.ElicitResult(action="accept", content=dict(each)) for ident, each in content.items()}
         return await self._decided(ctx, args["token"], given)

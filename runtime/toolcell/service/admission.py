@@ -241,6 +241,10 @@ class Admission:
             found = self._accounts[tenant] = daemon_threads.Account(charge, anyio.Lock())
         return found
 
+    def is_free(self, tenant: str) -> bool:
+        """Return whether a tenant need not wait because of its large data."""
+        return not self.queue.has_overspent(tenant, time.monotonic())
+
     def deadline(self, tenant: str) -> float:
         """Return until when a request that comes now waits."""
         return anyio.current_time() + self._share(tenant).queue_s
@@ -253,9 +257,9 @@ class Admission:
             Problem: 503 with Retry-After: it took too long.
         """
         with anyio.CancelScope(deadline=self.deadline(tenant)):
-            while self.queue.has_overspent(tenant, time.monotonic()):  # noqa: ASYNC110 - time ends it
+            while not self.is_free(tenant):  # noqa: ASYNC110 - time ends it
                 await anyio.sleep(LOOK_S)
-        if self.queue.has_overspent(tenant, time.monotonic()):
+        if not self.is_free(tenant):
             raise self._busy("its turn did not come before the deadline", tenant)
         yield
 

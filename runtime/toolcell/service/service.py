@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
@@ -57,7 +56,7 @@ class Service(OpenedInBlock):
         self.revocations = Revocations()
         self.callers = Callers(
             self._place,
-            lambda tenant: not self.admission.queue.has_overspent(tenant, time.monotonic()),
+            self.admission,
             self.receiving,
             self.revocations,
             message_bytes=self.config.body_bytes,

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from toolcell.audit import RunSummary
-from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile
+from toolcell.config import MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile, check_decisions
 from toolcell.control import Replay
 from toolcell.results import (
     CommitResult,
@@ -235,24 +235,21 @@ CallDecision = Annotated[ApproveCall | DenyCall | EditCall | CallWasMade, Field(
 
 def _counted(decisions: Any) -> Any:
     """pydantic counts them when it has checked each."""
-    if isinstance(decisions, dict) and len(decisions) > MAX_DECISIONS:
-        raise ValueError(f"{len(decisions)} decisions, limit {MAX_DECISIONS}")
+    check_decisions(len(decisions) if isinstance(decisions, dict | list) else 0)
     return decisions
 
 
 class DecideRequest(BodyModel):
     """Decisions about the calls that a run waits for."""
 
-    decisions: Annotated[dict[str, CallDecision], BeforeValidator(_counted)] = Field(
-        default_factory=dict, max_length=MAX_DECISIONS
-    )
+    decisions: Annotated[dict[str, CallDecision], BeforeValidator(_counted)] = {}
     """By the id of the call. A call without one suspends the run again."""
 
 
 class CommitRequest(BodyModel):
     """Which effects of a draft to make."""
 
-    approve: str | Annotated[list[str], Field(max_length=10_000)] = "all"
+    approve: Annotated[str | list[str], BeforeValidator(_counted)] = "all"
     """"all", `draft_digest` of the dry run, or the ids of those to make. "all" is refused of a draft of more than 50
     effects, or with an argument of more than 200 characters: read `effects`, then give the digest."""
     recheck: bool = False

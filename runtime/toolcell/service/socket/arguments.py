@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 from toolcell.calls.call import AlreadyMade, ResumeDecision
-from toolcell.config import MAX_DECISIONS, Limits
+from toolcell.config import Limits, check_decisions
 from toolcell.errors import UsageError
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.support.checks import brief
@@ -74,8 +74,7 @@ class Arguments:
 
     def decisions(self) -> dict[str, ResumeDecision] | None:
         given = self.take("decisions", dict)
-        if given is not None and len(given) > MAX_DECISIONS:
-            raise UsageError(f"{len(given)} decisions, limit {MAX_DECISIONS}; the run waits again for those left out")
+        check_decisions(len(given or ()))
         return None if given is None else {name: _decision(name, each) for name, each in given.items()}
 
     def end(self) -> None:

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close
 
 from toolcell.errors import ToolcellError, UsageError
+from toolcell.service.admission import Admission
 from toolcell.service.authentication import is_origin_of, principal_of
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_of
@@ -62,12 +63,14 @@ class Caller:
         ask_who: AskWho,
         session: CallerSession,
         place: PlaceForRun,
+        admission: Admission,
         folders: Sequence[Path],
         most: int,
     ) -> None:
         """`folders`: the service's own, which no message names. `most`: requests that may be under way."""
         self.name, self.principal = name, principal
-        self._session, self._place, self._folders, self._most = session, place, folders, most
+        self._session, self._place, self._admission = session, place, admission
+        self._folders, self._most = folders, most
         self.home = secrets.token_hex(8)
         self.ask_who = ask_who
         """Asks who the caller is, with the credential of its latest connection."""
@@ -179,6 +182,9 @@ class Caller:
         arguments = Arguments(request.arguments)
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
+            if not (request.was_free or request.method.startswith("session.")):  # those end something
+                async with self._admission.turn(self.principal.tenant):
+                    pass
             request.admitted()
             return await method.answer(self._session, request, arguments)
         async with self._place(self.principal, request.was_free) as cancel:
@@ -211,7 +217,7 @@ class Callers:
     def __init__(
         self,
         place: PlaceForRun,
-        is_free: Callable[[str], bool],
+        admission: Admission,
         receiving: Receiving,
         revocations: Revocations,
         *,
@@ -221,7 +227,7 @@ class Callers:
         folders: Sequence[Path] = (),
     ) -> None:
         """`requests`: that a caller may have under way. `folders`: the service's own, which no caller is told of."""
-        self._place, self._is_free, self._folders = place, is_free, folders
+        self._place, self._admission, self._folders = place, admission, folders
         self._receiving, self._revocations = receiving, revocations
         self.most, self.most_of_tenant = MOST_CALLERS, MOST_OF_TENANT
         self._message_bytes, self._requests, self._grace_s = message_bytes, requests, grace_s
@@ -252,6 +258,7 @@ class Callers:
             ask_who=ask_who,
             session=CallerSession(principal, tenant),
             place=self._place,
+            admission=self._admission,
             folders=self._folders,
             most=self._requests,
         )
@@ -261,7 +268,10 @@ class Callers:
 
     async def serve(self, transport: ServerTransport, principal: Principal, tenant: Tenant, ask_who: AskWho) -> None:
         """Serve a connection until it is lost or ended. `ask_who` is asked at each request."""
-        counted, is_free = self._receiving.reservation(principal.tenant), partial(self._is_free, principal.tenant)
+        counted, is_free = (
+            self._receiving.reservation(principal.tenant),
+            partial(self._admission.is_free, principal.tenant),
+        )
         connection = Connection(transport, self._message_bytes, counted, is_free)
         caller, stay_s = None, self._grace_s
         try:

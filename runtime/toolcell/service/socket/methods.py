@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from toolcell.config import Limits
+from toolcell.config import Limits, check_decisions
 from toolcell.errors import SessionError, UsageError
 from toolcell.run import RunKwargs, RunOptions, SessionRunKwargs
 from toolcell.runtime import Runtime
@@ -222,6 +222,7 @@ def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> 
     draft, options = given.take("draft", str, dict), caller.common(request, given)
     options |= {"recheck": given.take("recheck", bool, default=False), "decisions": given.decisions()}
     approve: Any = given.take("approve", str, list, default="all")
+    check_decisions(len(approve) if isinstance(approve, list) else 0)
     return partial(caller.runtime.commit, draft if isinstance(draft, str) else referred(draft), approve, **options)
 
 

@@ -140,6 +140,8 @@ class ServiceHost:
         )
 
     async def log_of(self, visitor: Visitor) -> LogReader:
+        async with self.service.admission.turn(visitor.tenant):
+            pass
         if (found := self._logs.get(visitor.tenant)) is not None:
             return found
         config = (await self.tenant_of(visitor)).config
