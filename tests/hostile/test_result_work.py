@@ -5,13 +5,16 @@ Work is counted in function calls and bytes, which do not depend on the machine'
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
+from collections import Counter
 from typing import Any
 
 import anyio.lowlevel
 import pytest
 
 from hostile.counting import calls
+from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import ToolRegistry
 from toolcell.calls.context import MAX_UPDATE_CHARS, ProgressReporter
@@ -20,6 +23,8 @@ from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
 from toolcell.tools import RunContext
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
+
+SILENCE_S = 0.05
 
 
 def result(size: int) -> ExecutionResult:
@@ -114,3 +119,31 @@ async def test_a_failure_with_large_arguments_is_remembered_by_their_beginning()
 
     assert "this exact call has now failed 3 times" in result.text
     assert sum(map(len, run.state.failures)) < 1000
+
+
+@dataclasses.dataclass
+class Row:
+    """What a tool returns."""
+
+    name: str
+    number: int
+
+
+LARGE_RESULTS: dict[str, Any] = {
+    "records": [Row("a", number) for number in range(30_000)],
+    "a counter": Counter({str(number): number for number in range(100_000)}),
+}
+
+
+@pytest.mark.slow
+@each_row("kind", LARGE_RESULTS)
+async def test_a_large_result_becomes_plain_while_others_go_on(kind: str) -> None:
+    async def give() -> Any:
+        """Return what is no plain data."""
+        return LARGE_RESULTS[kind]
+
+    registry = ToolRegistry([give])
+    seen = [await watched(registry.dispatch("give", {})) for _ in range(3)]  # a neighbour may have taken our caches
+
+    assert len(seen[0].outcome.value) == len(LARGE_RESULTS[kind])
+    assert min(each.silent_s for each in seen) < SILENCE_S

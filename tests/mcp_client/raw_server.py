@@ -7,7 +7,7 @@ lines that are not JSON-RPC it writes first; `spawn`: starts a process of its ow
 `pings`: so many pings before an answer; `blanks`: so many blank lines; `asks`: so many questions, `with` this method,
 and no answer before each of them has one; `deaf`: it reads nothing after a call, and sends so many pings; `announces`:
 after a call, the list changed; `result`: a call's result as JSON text; `structure`: the value of an answer, with so
-many empty lists; `cursor`: the `nextCursor` of every page; `error`: what `error_at` this method is answered with, but for `first_is_slow`: the first such request
+many empty lists; `part`: a part of which an answer has a thousand; `cursor`: the `nextCursor` of every page; `error`: what `error_at` this method is answered with, but for `first_is_slow`: the first such request
 is answered rightly a little later; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
@@ -90,6 +90,8 @@ def answered(method: str, params: dict) -> object:
             time.sleep(3600)
         for line in script.get("says", []):
             print(line, flush=True)
+        if "part" in script:
+            return {"content": [script["part"]] * 1000}
         return script.get("answer", {"content": [{"type": "text", "text": "done"}]}) if "says" not in script else None
     return {}
 

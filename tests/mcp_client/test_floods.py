@@ -409,6 +409,7 @@ async def test_a_question_that_is_not_read_is_no_answer_to_the_call_with_its_id(
     answered = await transports._message(form.format(members).encode())
 
     assert isinstance(asked, ValueError)
+    assert count < structure.MAX_ELEMENTS or (isinstance(asked, transports.Unread) and asked.ident == 1)
     assert isinstance(answered, SessionMessage) and isinstance(answered.message, JSONRPCError)
 
 
@@ -421,7 +422,34 @@ async def test_a_question_that_is_too_long_to_be_read_is_answered_with_why() -> 
 
 @each_row("text", [rb"\\" * 2_000_000 + rb"\ud83d", rb"\ud83d" * 600_000, b"\xff" * 4_000_000])
 async def test_half_characters_and_backslashes_are_looked_at_in_short_steps(text: bytes) -> None:
-    assert (await watched(structure.with_whole_characters(b'"' + text + b'"'))).silent_s < SILENT_S
+    seen = await watched(structure.with_whole_characters(b'"' + text + b'"'))
+    assert seen.silent_s < SILENT_S and len(seen.outcome) < len(text) + structure.MAX_GROWN_BYTES
+
+
+PARTS = {
+    "links": {"type": "resource_link", "uri": "http://x/" + "a" * 7_000, "name": "n"},
+    "files": {"type": "resource", "resource": {"uri": "http://x/" + "%41" * 2_000, "blob": "AAAA"}},
+}
+
+
+@each_row("kind", PARTS)
+async def test_the_parts_of_an_answer_are_read_while_others_go_on(kind: str) -> None:
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], part=PARTS[kind]))
+    seen = [await watched(registry.dispatch("l.t", {})) for _ in range(3)]  # a neighbour may have taken our caches
+    await registry.close()
+
+    assert len(seen[0].outcome.value) == 1000 and min(each.silent_s for each in seen) < SILENT_S
+
+
+async def test_long_numbers_count_and_long_digits_in_texts_do_not() -> None:
+    line = '{{"jsonrpc": "2.0", "id": 1, "result": {{"content": [], "structuredContent": {{"a": [{}]}}}}}}'
+    few, many = ",".join(["9" * 4_000] * 10), ",".join(["9" * 4_000] * 20)
+    found = [await transports._message(line.format(each).encode()) for each in (few, f'"{many}"', many)]
+
+    assert [type(each.message) for each in found if isinstance(each, SessionMessage)] == [
+        JSONRPCResponse, JSONRPCResponse, JSONRPCError,
+    ]  # fmt: skip
 
 
 async def test_a_tool_whose_items_are_all_wrong_is_left_out_and_the_others_stay() -> None:

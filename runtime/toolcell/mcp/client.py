@@ -38,7 +38,7 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.http_refusals import ANSWER_LOST, SESSION_GONE
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
-from toolcell.mcp.structure import too_many_errors
+from toolcell.mcp.structure import MAX_BLOCKS, too_many_errors
 from toolcell.mcp.transports import OF_SERVER
 from toolcell.support import event_loop
 from toolcell.support.checks import check_count, check_one_of, check_seconds
@@ -455,7 +455,9 @@ class McpClient(OpenedInBlock):
         self._restarts.note_answer()
         run_work = context.call.run.scope.work
         mismatch = await mismatch_of(answer, tool.output_schema, self._hide, run_work)
-        result = as_tool_result(self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
+        read = partial(as_tool_result, self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
+        parts = [vars(getattr(each, "resource", each)) for each in answer.content[:MAX_BLOCKS]]
+        result = await in_thread_if_large([parts, answer.structured_content], read)
         if run_work is not None:
             value = result.value  # also what was JSON in its texts
             run_work.used += await in_thread_if_large(value, partial(about_bytes, value))

@@ -18,7 +18,14 @@ MAX_ELEMENTS: Final = 2**17
 name becomes a text, which takes three times as long as a number."""
 MAX_ASKED_ELEMENTS: Final = 2**14
 """Values in a request or notification of the server: models check all of them, more than once."""
-TOO_MANY: Final = f"it has more than {MAX_ELEMENTS} lists, dicts, and items of them (a field counts as two)"
+OF_LONG_NUMBER: Final = 1_000
+"""What each 400 digits of a number count as: it takes quadratic time to read, each time that the SDK reads it."""
+_ALIKE: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER: Final = b"0" * 400
+TOO_MANY: Final = (
+    f"it has more than {MAX_ELEMENTS} lists, dicts, and items of them (a field counts as two, and 400 digits of a "
+    f"number as {OF_LONG_NUMBER})"
+)
 
 MAX_BLOCKS = 1_000
 """Most blocks of one answer to a call; what comes after them is dropped."""
@@ -30,7 +37,8 @@ _SLICE_BYTES: Final = 1 << 16
 
 def at_most(data: bytes | bytearray) -> int:
     """Return a number that `elements` does not exceed. Much cheaper."""
-    return max(len(data) - len(data.translate(None, b",[{")), 2 * data.count(b":"))
+    items, fields = len(data) - len(data.translate(None, b",[{")), data.count(b":")
+    return max(items, 2 * fields) + OF_LONG_NUMBER * data.translate(_ALIKE).count(_LONG_NUMBER)
 
 
 async def elements(data: bytes, most: int = MAX_ELEMENTS) -> int:
@@ -70,6 +78,8 @@ _HALF: Final = re.compile(
 _BEGINNINGS: Final = (rb"\ud", rb"\uD")
 MAX_ESCAPES: Final = 2**16
 """Of halves, in one message: looking at each takes a third of a microsecond. With more, it stays as it is."""
+MAX_GROWN_BYTES: Final = 2**20
+"""By which marks of three bytes, for bytes that are not UTF-8, lengthen one message. With more, it stays as it is."""
 _NO_TEXT: Final = b"\0\0"
 """JSON text has no such bytes."""
 
@@ -104,9 +114,12 @@ async def with_whole_characters(data: bytes) -> bytes:
     try:
         data.decode()
     except UnicodeDecodeError:
-        decoder, parts = codecs.getincrementaldecoder("utf-8")("replace"), list[bytes]()
+        decoder, parts, grown = codecs.getincrementaldecoder("utf-8")("replace"), list[bytes](), 0
         for start in range(0, len(data), _SLICE_BYTES):
-            parts.append(decoder.decode(data[start : start + _SLICE_BYTES]).encode())
+            piece = data[start : start + _SLICE_BYTES]
+            parts.append(decoder.decode(piece).encode())
+            if (grown := grown + len(parts[-1]) - len(piece)) > MAX_GROWN_BYTES:
+                return data
             await turn.give_way()
         return b"".join([*parts, decoder.decode(b"", final=True).encode()])
     return data

@@ -319,15 +319,29 @@ def _packed(message: SessionMessage) -> bytes:
 _FIRST = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*,')
 _LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _ASKS = re.compile(rb'\s*\{(?:\s*"(?:jsonrpc|id)"\s*:\s*(?:\d+|"[^"\\]*")\s*,){0,2}\s*"method"\s*:')
-"""What begins like this is a request or notification of the server, whose id is none of ours."""
+MAX_PARSED_AGAIN = 1 << 20
+"""Most bytes of a message that is parsed again for its id alone."""
 _ENDS_BYTES = 256
 """First and last bytes of a message, in which its id may stand when the message itself is not parsed."""
 
 
 def _ident_at_ends(line: bytes) -> int | str | None:
-    start, end = line[:_ENDS_BYTES], line[-_ENDS_BYTES:]
-    found = None if _ASKS.match(start) else _FIRST.match(start) or _LAST.search(end)
+    found = _FIRST.match(line[:_ENDS_BYTES]) or _LAST.search(line[-_ENDS_BYTES:])
     return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
+
+
+def _asks(line: bytes) -> bool:
+    """Return whether a message that is not parsed is a request or notification: its id is none of ours."""
+    return _ASKS.match(line[:_ENDS_BYTES]) is not None
+
+
+class Unread(ValueError):
+    """A message of the server that is not read."""
+
+    def __init__(self, why: str, ident: int | str | None = None) -> None:
+        """`ident`: that of a request, which is answered with why."""
+        super().__init__(why)
+        self.ident = ident
 
 
 async def _message(line: bytes) -> SessionMessage | Exception | None:
@@ -335,8 +349,9 @@ async def _message(line: bytes) -> SessionMessage | Exception | None:
     if not line.strip():
         return None
     if await elements(line) > MAX_ELEMENTS:
-        ident = _ident_at_ends(line)
-        return ValueError(TOO_MANY) if ident is None else _error(ident, f"its answer cannot be used: {TOO_MANY}")
+        if (ident := _ident_at_ends(line)) is None:
+            return Unread(TOO_MANY)
+        return Unread(TOO_MANY, ident) if _asks(line) else _error(ident, f"its answer cannot be used: {TOO_MANY}")
     await let_others_run()
     try:
         # Not `validate_json`, which makes what is in it for each kind of message.
@@ -368,10 +383,10 @@ def _mended(item: SessionMessage) -> SessionMessage | Exception:
         if has_too_many({**message.result, "tools": None}):  # `ToolPages` checks each tool alone
             return _error(message.id, f"its answer cannot be used: {TOO_MANY_CHECKED}")
     elif not isinstance(message, JSONRPCError):
-        params = message.params or {}
+        params, ident = message.params or {}, message.id if isinstance(message, JSONRPCRequest) else None
         if count_values(params, MAX_ASKED_ELEMENTS) > MAX_ASKED_ELEMENTS:
-            return ValueError(f"its params hold more than {MAX_ASKED_ELEMENTS} values")
-        return ValueError(TOO_MANY_CHECKED) if has_too_many(params) else item
+            return Unread(f"its params hold more than {MAX_ASKED_ELEMENTS} values", ident)
+        return Unread(TOO_MANY_CHECKED, ident) if has_too_many(params) else item
     elif message.error.message.startswith((*_LOST, *_UNREADABLE)):
         said = NOT_A_MESSAGE if message.error.message.startswith(_UNREADABLE) else message.error.message
         message.error.code, message.error.message = ANSWER_LOST, said
@@ -382,8 +397,8 @@ def _mended(item: SessionMessage) -> SessionMessage | Exception:
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
     """Return an error in place of an answer that is none, if it says which request it is about: nobody waits for it."""
-    if at_most(line) > MAX_CHECKED:
-        ident = _ident_at_ends(line)
+    if at_most(line) > MAX_CHECKED or len(line) > MAX_PARSED_AGAIN:
+        ident = None if _asks(line) else _ident_at_ends(line)
         return None if ident is None else _error(ident, NOT_A_MESSAGE)
     try:
         found = json.loads(line.decode("utf-8", "replace"), parse_int=lambda text: int(text[: MAX_ID_DIGITS + 1]))
@@ -482,9 +497,9 @@ async def bounded(
                 async with aclosing(items):
                     async for item, size in items:
                         if isinstance(item, SessionMessage):
-                            asked, item = item.message, _mended(item)
-                            if isinstance(asked, JSONRPCRequest) and isinstance(item, ValueError):
-                                await outbox.send(_error(asked.id, f"the request was not read: {item}"))
+                            item = _mended(item)
+                        if isinstance(item, Unread) and item.ident is not None:
+                            await outbox.send(_error(item.ident, f"the request was not read: {item}"))
                         await traffic.admit(item, size)
                         if item is not None:
                             await to_session.send(item)

@@ -73,11 +73,13 @@ from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.schema_walk import CheckedArguments
 from toolcell.calls.values import (
     MAX_NODES,
+    SCALARS,
     BadValue,
     Change,
     ValueProblem,
     copy_arguments,
     count_values,
+    in_thread_if_large,
     is_large,
     list_names,
 )
@@ -694,7 +696,10 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             # a future, or what a plain function made of an async one
             _start_clock(context, timeout_s)
             value = await value
-        result = as_result(value, spec.requires_result)
+        if type(value) in SCALARS:
+            result = as_result(value, spec.requires_result)
+        else:
+            result = await in_thread_if_large(value, partial(as_result, value, spec.requires_result))
         if result.has_value or not result.parts:
             return result
         return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)
