@@ -67,9 +67,6 @@ ROUTES: dict[str, Route] = {
 
 PLACES = len(ROUTES) - 1  # reading takes none
 
-READING: list[Route] = [lambda http, client: http.get("/runs"), lambda http, client: client.suspended_runs()]
-"""Of the viewer, and of a WebSocket: they take no place, and wait too."""
-
 
 class Charges(TokenBucket):
     """Notes what a tenant is charged, and never makes it wait."""
@@ -145,7 +142,7 @@ async def test_past_its_allowance_a_tenant_waits_on_every_route_while_another_is
         async with Client(url) as client:
             queue = service.admission.queue
             async with service.admission.slot("other"):
-                asked = [asyncio.ensure_future(ask(http, client)) for ask in [*ROUTES.values(), *READING]]
+                asked = [asyncio.ensure_future(ask(http, client)) for ask in ROUTES.values()]
                 await until(lambda: queue.waiting == PLACES, WAIT_S)
                 async with service.admission.slot("other"):
                     assert not any(each.done() for each in asked)
@@ -300,11 +297,16 @@ async def test_a_read_waits_no_longer_than_queue_s(tmp_path: Path, monkeypatch: 
     async with (
         serving(tmp_path, registry(), defaults=defaults) as (url, service),
         httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http,
+        Client(url) as client,
     ):
         overspend(service)
         async with service.admission.slot("other"):
             refused = await http.get("/v1/runs")
+            page = await http.get("/runs")
+            with pytest.raises(SandboxUnavailable, match="one tenant may take"):
+                await client.suspended_runs()
         assert refused.status_code == 503 and "one tenant may take" in refused.json()["detail"]
+        assert page.status_code == 503 and "one tenant may take" in page.text
         assert (await http.get("/v1/runs")).status_code == 200
 
 
