@@ -229,6 +229,9 @@ def test_gvisor_is_asked_for_by_name_and_given_room_for_its_own_threads() -> Non
     gvisor = Blueprint("sha256:0", runtime="runsc")
 
     assert container_config(gvisor, Limits())["HostConfig"]["Runtime"] == "runsc"
+    for blueprint in (gvisor, PLAIN):
+        mounts = container_config(blueprint, Limits(disk_bytes=MIB))["HostConfig"]["Tmpfs"].values()
+        assert sum(int(each.partition("size=")[2].partition(",")[0]) for each in mounts) == MIB
     assert resources(gvisor, Limits())["PidsLimit"] > 8 * resources(PLAIN, Limits())["PidsLimit"]
 
 

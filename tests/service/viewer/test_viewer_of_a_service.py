@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from starlette.routing import Route
@@ -318,13 +319,22 @@ def test_logins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_part_of_a_page_can_begin_no_event_of_its_own() -> None:
+async def test_a_part_of_a_page_can_begin_no_event_of_its_own_and_the_end_ends_what_runs() -> None:
     async def work(tell: object) -> None:
         tell("part", "a\n\nevent: end\rdata: x\r\n\nid: 7")  # type: ignore[operator]
 
-    live = LiveRuns()
+    async def endless(tell: object) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    live, ended = LiveRuns(), list[bool]()
+    live.begin("ada", endless)
     run = live.begin("ada", work)
     sent = "".join([each async for each in event_stream(run.follow(Reader()))])
     assert sent == "id: 0\nevent: part\ndata: a\ndata: \ndata: event: enddata: x\ndata: \ndata: id: 7\n\n"
     assert live.find("eve", run.id) is None
+    assert ended == []
     await live.close()
+    assert ended == [True]
