@@ -129,7 +129,8 @@ set_result(call_tool('pay', to='bob'))
     assert "lost during the call; whether the call was carried out is not known" in result.logs.text
 
 
-async def test_a_stream_that_was_cut_says_how_to_ask_for_its_run_which_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["stream", "on_log"])
+async def test_a_run_of_which_something_was_cut_says_how_to_ask_for_it_and_goes_on(tmp_path: Path, way: str) -> None:
     registry, release = ToolRegistry(), asyncio.Event()
 
     @registry.tool
@@ -143,6 +144,9 @@ async def test_a_stream_that_was_cut_says_how_to_ask_for_its_run_which_goes_on(t
         proxy.is_bad = False
         async with Client(proxy.url) as client, httpx.AsyncClient(base_url=url) as web:
             with pytest.raises(ServiceError, match=r"GET /v1/runs/\w+") as caught:
+                if way == "on_log":
+                    async with asyncio.timeout(15):
+                        await client.execute_code(script, on_log=lambda *_: proxy.cut_all())
                 async for _ in client.stream(script):
                     proxy.cut_all()
             assert (await client.execute_code("1 + 1")).value == 2
