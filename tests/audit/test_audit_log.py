@@ -237,6 +237,10 @@ def test_the_fsync_policy_says_when_the_disk_is_waited_for(
         ledger.run(recorder)
         recorder.log.checkpoint()
         assert bool(synced) is is_synced
+        before = len(os.listdir("/dev/fd"))
+        for _ in range(99):
+            recorder.log.database.sync()
+        assert len(os.listdir("/dev/fd")) < before + 50
 
 
 def test_files_are_for_their_owner_alone_and_nobody_else_may_put_files_beside_them(ledger: Ledger) -> None:
@@ -377,6 +381,9 @@ def test_what_threads_want_to_write_while_the_file_is_locked_is_written_together
 def test_an_end_is_written_with_the_next_event_or_in_a_moment(ledger: Ledger) -> None:
     began_ns = time.time_ns()
     with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        recorder.log.checkpoint()
+        anyio.run(until, waits_to_be_woken)
+        signed = ledger.rows("SELECT n FROM checkpoint")
         record = ledger.begin(recorder)
         record.writes_ends_later = True
         for number in (1, 2):
@@ -384,6 +391,7 @@ def test_an_end_is_written_with_the_next_event_or_in_a_moment(ledger: Ledger) ->
             record.write_ends()
         anyio.run(until, lambda: ledger.kinds().count(records.CALL_ENDED) == 2)
     assert ledger.kinds() == [*RUN_KINDS[:3], *RUN_KINDS[1:3]]
+    assert ledger.rows("SELECT n FROM checkpoint WHERE reason != 'closed'") == signed  # no other was due
     for call in ledger.the_run().calls:
         assert began_ns <= ledger.the_run().started_ns <= call.started_ns <= (call.ended_ns or 0) <= time.time_ns()
     assert ledger.verify().ok

@@ -149,6 +149,12 @@ SCRIPTS: dict[str, str] = {
         _private, public = Thing("private"), Thing("public")
         cycle = Thing("cycle")
         cycle.itself = cycle""",
+    "destructors of a script that a library refers to": """
+        import json
+        class Thing:
+            def __del__(self): print("deleted")
+        thing = Thing()
+        json.default = lambda: thing""",
     "a destructor that fails": """
         class Thing:
             def __del__(self):

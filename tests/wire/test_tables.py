@@ -46,7 +46,7 @@ def test_a_table_is_sent_and_written_as_what_it_is(table: AnyTable) -> None:
     assert sent(table) == table
     assert sent({"a": [table, 1], "b": table}) == {"a": [table, 1], "b": table}
     assert from_bytes(table.to_bytes()) == table
-    assert hash(sent(table)) == hash(table)
+    assert hash(sent(table)) == hash(table) and table not in (None, "text", table.to_bytes())
 
 
 def test_values_of_each_kind_are_those_of_python() -> None:
