@@ -16,6 +16,8 @@ from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
+import anyio.lowlevel
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from hostile.counting import calls
 from hostile.loop_silence import watched
 from rows import each_row
+from toolcell.calls import checker_process
 from toolcell.calls.arguments import ArgumentChecker, InvalidArguments
 from toolcell.calls.pydantic_types import MOST_OF_ONE_HASH, type_converter
 from toolcell.calls.values import MAX_MESSAGE_CHARS, MAX_PROBLEMS
@@ -553,3 +556,26 @@ def test_what_a_schema_says_of_objects_is_found_out_once_for_all_of_them() -> No
     of_one = {"x": [{SIMILAR[0]: None}]}
     of_many = {"x": [{SIMILAR[0]: None} for _ in range(500)]}
     assert calls(lambda: checks.check(of_many)) - calls(lambda: checks.check(of_one)) < 500 * 200
+
+
+class Answered(checker_process._Process):
+    """A checker process whose answer is there at once."""
+
+    def __init__(self, answer: bytes) -> None:
+        size = checker_process.READ_BYTES
+        self._pieces = [answer[start : start + size] for start in range(0, len(answer), size)][::-1]
+
+    async def _send(self, data: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _receive(self) -> bytes:
+        return self._pieces.pop()
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_large_arguments_come_back_from_their_check_while_others_go_on() -> None:
+    answer = {f"name {number}": number for number in range(500_000)}
+    seen = await watched(Answered(msgpack.packb([0.1, answer])).ask("arguments", "", b""))
+
+    assert seen.outcome == answer and seen.silent_s < 0.05

@@ -31,6 +31,7 @@ from toolcell.calls.schema_walk import check_of
 from toolcell.calls.values import SCALARS, ValueProblem
 from toolcell.errors import RegistrationError
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import TimeSlice
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 
 MAX_PROCESSES: Final = 3
@@ -52,7 +53,7 @@ compiled."""
 NO_MEMORY: Final = 70
 """Exit status of a process that found no memory."""
 
-READ_BYTES: Final = 1 << 20
+READ_BYTES: Final = 1 << 16
 _START: Final = (
     "import sys; sys.path[:] = sys.argv[4:]; from toolcell.calls.checker_program import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))"
@@ -114,11 +115,12 @@ class _Process:
         Raises:
             CheckStopped: the process has ended before.
         """
-        self.cpu_s, found = CPU_S, unpacker()
+        self.cpu_s, found, turn = CPU_S, unpacker(), TimeSlice()
         try:
             await self._send(msgpack.packb([kind, CPU_S, spec, body]))
             while True:
                 found.feed(await self._receive())
+                await turn.give_way()  # what has come is there without waiting
                 for took_s, answer in found:
                     self.cpu_s = took_s
                     return answer
