@@ -169,7 +169,11 @@ MANY = {f"k{i}": 1 for i in range(5000)}
     ("rule", "make", "said"),
     [
         ({"maxItems": 3}, lambda: [0] * 5000, "does not fit maxItems 3, and has 5000"),
-        ({"uniqueItems": True}, lambda: [0] * 5000, "does not fit uniqueItems true"),
+        (
+            {"uniqueItems": True},
+            lambda: [0] * 5000,
+            "has 0 more than once, and uniqueItems is true: send each item once",
+        ),
         ({"maxProperties": 1}, lambda: MANY, "does not fit maxProperties 1, and has 5000"),
         ({"contains": {"const": 1}, "minContains": 2}, lambda: [0] * 5000, 'does not fit contains {"const": 1}'),
         ({"enum": [1, 2]}, lambda: [0] * 5000, f"must be one of 1, 2, not [{'0, ' * 39}0,..."),
