@@ -10,13 +10,13 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, NotRequired, Union
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, WithJsonSchema
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, Unpack
 
 from rows import each_row
 from toolcell.calls.pydantic_types import described_schema
@@ -367,3 +367,54 @@ async def test_a_pattern_that_takes_long_to_compile_is_refused_before_it_is_comp
     assert (await registry.dispatch("find", {"pattern": "(a|b)" * 200, "more": []})).text == "(a|b)" * 200
     described = next(each for each in registry.definitions() if each.name == "find").parameters["properties"]
     assert described["pattern"]["maxLength"] == 1000
+
+
+class Options(TypedDict):
+    day: date
+    n: NotRequired[Annotated[int, Field(ge=1)]]
+
+
+async def test_what_two_stars_take_is_checked_and_made_as_declared() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def each(day: str = "", **days: date) -> str:
+        """Take days under any names."""
+        return repr((day, days))
+
+    @registry.tool
+    def options(q: str, **options: Unpack[Options]) -> str:
+        """Take the options of a TypedDict."""
+        return repr(options)
+
+    @registry.tool
+    def free(**anything) -> str:  # type: ignore[no-untyped-def]
+        """Take whatever there is."""
+        return repr(anything)
+
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("each", {"day": "2026-01-02", "b": "2026-01-02"}),
+        ("each", {"b": "soon"}),
+        ("each", {"b": 1.5}),
+        ("options", {"q": "", "day": "2026-01-02", "n": "3"}),
+        ("options", {"q": "", "day": "2026-01-02"}),
+        ("options", {"q": "", "n": 3}),
+        ("options", {"q": "", "day": "2026-01-02", "n": 0}),
+        ("options", {"q": "", "day": "2026-01-02", "m": 0}),
+        ("free", {"b": "2026-01-02"}),
+    ]
+    made = [(await registry.execute(name, args)).text for name, args in calls]
+
+    assert [made[at] for at in (0, 3, 4, 8)] == [
+        "('2026-01-02', {'b': datetime.date(2026, 1, 2)})",
+        "{'day': datetime.date(2026, 1, 2), 'n': 3}",
+        "{'day': datetime.date(2026, 1, 2)}",
+        "{'b': '2026-01-02'}",
+    ]
+    said = ("- b: ", "- b: ", 'missing required property "day"', "- n: 0 is less than", 'unknown property "m"')
+    assert all(words in made[at] for at, words in zip((1, 2, 5, 6, 7), said, strict=True)), made
+    with pytest.raises(RegistrationError, match="not a TypedDict"):
+
+        @registry.tool
+        def pairs(**pairs: Unpack[tuple[int, ...]]) -> None:  # type: ignore[misc]
+            """Take pairs, which have no names."""

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+import typing_extensions
 from typing_extensions import is_typeddict
 
 from toolcell.calls.result import File, Image, Text
@@ -124,6 +125,14 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 _NO_DEFAULT: Final = inspect.Parameter.empty
+_ABSENT: Final = object()
+"""The default of what a TypedDict need not have: the function is called without it."""
+_UNPACKS: Final[tuple[Any, ...]] = (typing.Unpack, typing_extensions.Unpack)
+_QUALIFIERS: Final[dict[Any, Any]] = {
+    typing_extensions.Required: _NO_DEFAULT,
+    typing_extensions.NotRequired: _ABSENT,
+    typing_extensions.ReadOnly: None,
+}
 
 
 @frozen
@@ -136,6 +145,8 @@ class Signature:
     """What makes those of pydantic's `Field` that its schema does not have, such as None and what a factory makes."""
     converters: Mapping[str, Callable[[Any], Any]]
     """Parameters whose type is more than JSON, with what makes it out of the validated value, bytes being bytes."""
+    converts_extra: Callable[[Any], Any] | None
+    """The same for each argument that `**` takes."""
     context_parameter: str | None
     returns: Schema | None
     wants_result: bool
@@ -155,8 +166,9 @@ def read_signature(
     required: list[str] = []
     defaults: dict[str, Callable[[], Any]] = {}
     converters: dict[str, Callable[[Any], Any]] = {}
-    context_parameter, extra = None, False
-    for parameter in _parameters(function):
+    context_parameter, converts_extra = None, None
+    extra: Schema | bool = False
+    for parameter in _parameters(function, hints):
         name, hint = parameter.name, hints.get(parameter.name, Any)
         if name not in hints:
             _check_meant(function, name, context_type)
@@ -164,31 +176,35 @@ def read_signature(
             context_parameter = name
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            extra = True
+            extra, converts_extra = _property(function, name, hint, _NO_DEFAULT, None) or True, _converter(hint)
             continue
         hint, default, makes_default = _default(parameter, hint)
-        properties[name] = _property(function, name, hint, default, descriptions.get(name))
+        shown = _NO_DEFAULT if default is _ABSENT else default
+        properties[name] = _property(function, name, hint, shown, descriptions.get(name))
         if default is _NO_DEFAULT:
             required.append(name)
         elif makes_default is not None and "default" not in properties[name]:
             defaults[name] = makes_default
-        if (table := table_type(hint)) is not None:
-            converters[name] = table_maker(table)
-        elif hint in (float, float | None):
-            converters[name] = lambda value: value + 0.0 if type(value) is int else value
-        elif not _is_plain(hint):
-            converters[name] = converter(hint)
+        if (convert := _converter(hint)) is not None:
+            converters[name] = convert
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
     schema["additionalProperties"] = extra
     returns = hints.get("return", Any)
     return Signature(
-        schema, defaults, converters, context_parameter, _return_schema(returns, result_type), returns is result_type
+        schema,
+        defaults,
+        converters,
+        converts_extra,
+        context_parameter,
+        _return_schema(returns, result_type),
+        returns is result_type,
     )
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(function: Callable[..., Any], hints: dict[str, Any]) -> list[inspect.Parameter]:
+    """Return what a function takes. The keys of `**options: Unpack[Options]` are parameters; `hints` gets theirs."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError) as exc:
@@ -198,6 +214,20 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             raise RegistrationError(
                 f"{_name(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
             )
+    last = parameters[-1] if parameters else None
+    hint: Any = None if last is None or last.kind is not last.VAR_KEYWORD else hints.get(last.name)
+    if get_origin(hint) not in _UNPACKS:
+        return parameters
+    (options,) = get_args(hint)
+    if not is_typeddict(options):
+        raise RegistrationError(f"{_name(function)}: {options!r} is not a TypedDict, and ** takes no other Unpack")
+    parameters.pop()
+    for name, each in _hints(function, options).items():
+        default = _ABSENT if name in options.__optional_keys__ else _NO_DEFAULT
+        while (qualifier := get_origin(each)) in _QUALIFIERS:
+            default, (each,) = _QUALIFIERS[qualifier] or default, get_args(each)  # of text, the keys are not known
+        hints[name] = each
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return parameters
 
 
@@ -222,9 +252,10 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., Any], options: Any = None) -> dict[str, Any]:
+    """Return the annotations of a function, or of the options that it takes."""
     try:
-        return typing.get_type_hints(inspect.unwrap(_called(function)), include_extras=True)
+        return typing_extensions.get_type_hints(options or inspect.unwrap(_called(function)), include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as exc:  # annotations may be any text
         raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
 
@@ -260,6 +291,15 @@ def converter(hint: Any) -> Callable[[Any], Any]:
     from toolcell.calls.pydantic_types import type_converter  # pydantic takes a tenth of a second
 
     return type_converter(hint)
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """Return what makes a parameter's type out of a validated value; None where that is the type already."""
+    if (table := table_type(hint)) is not None:
+        return table_maker(table)
+    if hint in (float, float | None):
+        return lambda value: value + 0.0 if type(value) is int else value
+    return None if _is_plain(hint) else converter(hint)
 
 
 def _shown_default(hint: Any, default: Any) -> Any:

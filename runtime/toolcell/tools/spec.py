@@ -217,16 +217,16 @@ def check_function(name: str, function: object, *takes: str) -> None:
 
 
 def _decoder(signature: Signature) -> Decode | None:
-    converters = tuple(signature.converters.items())
-    if not converters and not signature.defaults:
+    converters, extra, properties = signature.converters, signature.converts_extra, signature.parameters["properties"]
+    if not converters and not extra and not signature.defaults:
         return None
 
     def decode(args: dict[str, Any]) -> dict[str, Any]:
         made = dict(args)
-        for name, convert in converters:
-            if name in made:
+        for name, value in args.items():
+            if convert := converters.get(name) if name in properties else extra:
                 try:
-                    made[name] = convert(made[name])
+                    made[name] = convert(value)
                 except (ValueError, TypeError, RecursionError) as exc:
                     exc.add_note(name)  # its path begins there
                     raise
