@@ -141,3 +141,19 @@ def test_limits_of_the_session_hold_at_its_end(registry: ToolRegistry, noted: li
         session.execute_code(source)
 
     assert noted == ["8", "7", "6"]
+
+
+def test_a_handler_of_logging_is_closed_beside_a_package_that_has_hooks_of_its_own() -> None:
+    source = (
+        "import logging.handlers\nhandler = logging.handlers.MemoryHandler(9, target=logging.StreamHandler())\n"
+        "logging.getLogger().addHandler(handler)\nlogging.getLogger().setLevel(7)\nlogging.warning('kept until the end')"
+    )
+    with SyncRuntime(packages=["matplotlib"]) as runtime:
+        alone = runtime.execute_code(source)
+        with runtime.session() as session:
+            session.execute_code(source)
+            session.put_down()
+            back = session.execute_code("logging.getLogger().level")
+
+    assert "kept until the end" in alone.logs.stderr, alone.error
+    assert back.value == 7 and back.session is not None and back.session.began == "journal"

@@ -62,6 +62,7 @@ class ScriptFinalizer:
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
         self._hooks = -1
+        self._handlers = 1
         self._has_own_hooks = False
 
     def begin(self) -> None:
@@ -70,11 +71,18 @@ class ScriptFinalizer:
         self._hooks = atexit._ncallbacks()
         if self._hooks == 1 and LOGGING in sys.modules:
             self._hooks = 0  # logging.shutdown, which has nothing to do until the script adds a handler
+        if LOGGING in sys.modules:
+            self._handlers = len(sys.modules[LOGGING]._handlerList)  # the first one is the handler of last resort
 
     def has_hooks(self) -> bool:
         """Whether a script has registered something to call at the end."""
         count = atexit._ncallbacks()
-        return count != self._hooks and (self._hooks > 0 or count > (LOGGING in sys.modules) or _logs())
+        return self._logs() or (count != self._hooks and (self._hooks > 0 or count > (LOGGING in sys.modules)))
+
+    def _logs(self) -> bool:
+        """Whether logging has something to do at the end, with packages that were imported before or without them."""
+        logging: Any = sys.modules.get(LOGGING)
+        return logging is not None and len(logging._handlerList) > self._handlers
 
     def note_hooks(self) -> None:
         """Distinguish from here on the hooks of scripts from those of modules, which importing these brings back."""
@@ -99,7 +107,7 @@ class ScriptFinalizer:
         """Whether a script has registered something, as far as it can be told from what modules do when imported."""
         weakref: Any = sys.modules.get("weakref")
         has_finalizers = weakref is not None and bool(weakref.finalize._registry)
-        return self.has_hooks() and (self._has_own_hooks or has_finalizers or _logs())
+        return self.has_hooks() and (self._has_own_hooks or has_finalizers or self._logs())
 
     def run(
         self, take_main: Callable[[], ModuleType], kept: Container[str], wait_for: Callable[[list[str]], object]
@@ -209,12 +217,6 @@ def _has_finalizers(objects: list[object]) -> bool:
         elif not _flags(kind) & IS_HEAP_TYPE or str(vars(kind).get("__module__")).startswith("toolcell_bridge."):
             _harmless.add(kind)
     return found
-
-
-def _logs() -> bool:
-    """Whether logging has something to do at the end."""
-    logging: Any = sys.modules.get(LOGGING)
-    return logging is not None and len(logging._handlerList) > 1  # the first one is the handler of last resort
 
 
 def _clear(namespace: dict[str, Any], kept: Container[str]) -> None:
