@@ -129,6 +129,36 @@ async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
     assert (await value("data_parse", content=content))["records"] == records
 
 
+@each_row(
+    ("begins", "kind"),
+    [
+        (b"PK\x03\x04\x14\0", "Excel"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "Excel"),
+        (b"PAR1\x15\x04\x15", "Parquet"),
+        (zlib.compress(b"a\n1\n", wbits=31), "gzip"),
+        (b"SQLite format 3\0", "SQLite"),
+    ],
+    ids=["xlsx", "xls", "parquet", "gzip", "sqlite"],
+)
+async def test_a_file_of_another_kind_is_no_empty_table(begins: bytes, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "sales.csv").write_bytes(begins + bytes(range(256)))
+    result = await call(DataTools(tmp_path), "data_parse", path="sales.csv")
+    assert result.is_error and kind in result.message and "pandas" in result.message
+    assert await value("data_parse", content="PAR1,b\n1,2\n")
+
+
+async def test_empty_cells_of_csv_are_last_in_both_orders() -> None:
+    for descending, amounts in ((False, ["2", "10", "x", "", ""]), (True, ["x", "10", "2", "", ""])):
+        sort: dict[str, Any] = {"sort_by": "a", "sort_desc": descending}
+        content = [{"a": cell} for cell in ("", "10", "x", "", "2")]
+        found = await value("data_transform", records=content, **sort)
+        assert [record["a"] for record in found["records"]] == amounts
+
+
+async def test_json_lines_may_have_empty_lines_between_them() -> None:
+    assert (await value("data_parse", content='\n{"a":1}\n\n\n{"a":2}\n'))["records"] == [{"a": 1}, {"a": 2}]
+
+
 async def test_a_line_of_the_greatest_length_is_read() -> None:
     text = "x" * (reading.MAX_LINE_CHARS - len('{"a": ""}'))
     assert await value("data_parse", content=f'{{"a": 1}}\n{{"a": "{text}"}}')
@@ -466,9 +496,9 @@ def sort_key(cell: Any) -> tuple[int, Any, str]:
 def test_sorting_in_pieces_is_sorting_at_once(rows: list[dict[str, Any]], descending: bool, limit: int) -> None:
     rows = [row | {"n": number} for number, row in enumerate(rows)]
     valued = sorted(
-        (row for row in rows if row["a"] is not None), key=lambda row: sort_key(row["a"]), reverse=descending
+        (row for row in rows if row["a"] not in (None, "")), key=lambda row: sort_key(row["a"]), reverse=descending
     )
-    in_order = [row["n"] for row in [*valued, *(row for row in rows if row["a"] is None)]]
+    in_order = [row["n"] for row in [*valued, *(row for row in rows if row["a"] in (None, ""))]]
     how = Transform(sort_by="a", sort_desc=descending, limit=limit)
     for batches in ([rows], [[row] for row in rows]):
         assert [row["n"] for row in transformed(batches, how)["records"]] == in_order[:limit]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from toolcell.control import Replay
 
 
-SUMMARY = """Recorded runs: list, show, search, verify, export and replay them.
+SUMMARY = """Recorded runs: list, show, grep, verify, export and replay them.
 
 FILE is the record (`Runtime(record=FILE)`); the default is $TOOLCELL_AUDIT, or ./runs.db. RUN is a run's id, the
 beginning of one, or `last`.

@@ -350,7 +350,9 @@ def transformed(batches: Batches, how: Transform) -> dict[str, Any]:
 
 def _first(rows: Sequence[Record], how: Transform) -> list[Record]:
     """Return the first records of an order, as many as an answer can have."""
-    cells = pl.DataFrame({"cell": _texts(row.get(how.sort_by or "") for row in rows)}).with_row_index("row")
+    sorted_by = (row.get(how.sort_by or "") for row in rows)
+    texts = _texts(None if cell == "" else cell for cell in sorted_by)  # CSV writes an empty cell so
+    cells = pl.DataFrame({"cell": texts}).with_row_index("row")
     order = _order(pl.col("cell"))
     descending = [False, *[how.sort_desc] * (len(order) - 1)]  # empty cells are last
     ordered = cells.sort(order, descending=descending, maintain_order=True)["row"]

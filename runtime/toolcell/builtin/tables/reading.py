@@ -35,13 +35,28 @@ _DELIMITERS: Final = ",;\t|"
 _SEPARATOR_HINT: Final = re.compile(r'sep=([^"\r\n\0])\r?\n?', re.IGNORECASE)
 
 
+_OTHERS: Final = {
+    b"PK\x03\x04": "an Excel workbook or another zip file",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook",
+    b"PAR1\x15": "Parquet",
+    b"ARROW1\0": "Arrow",
+    b"\x1f\x8b": "gzip",
+    b"(\xb5/\xfd": "Zstandard",
+    b"SQLite format 3\0": "an SQLite database",
+}
+"""What models take for a table of text, by its first bytes."""
+
+
 def open_text(source: BinaryIO, encoding: str | None = None) -> io.TextIOWrapper:
     """Return the text of a seekable binary file. Line ends stay as they are. `encoding`: None finds it out.
 
     Raises:
-        ToolError: there is no such encoding.
+        ToolError: there is no such encoding, or it is a file of another kind.
     """
     sample = source.read(SAMPLE_BYTES)
+    if kind := next((kind for mark, kind in _OTHERS.items() if sample.startswith(mark)), None):
+        cure = "read it in a script, such as with pandas, and pass records"
+        raise ToolError(f"the table is {kind}, and only CSV and JSON are read here; {cure}")
     source.seek(0)
     name = encoding_of(sample) or "utf-8" if encoding is None else checked_encoding(encoding)
     name = "utf-8-sig" if name == "utf-8" else name
@@ -167,14 +182,14 @@ def _delimiter_of(header: str) -> str:
 
 
 def _format_of(text: io.TextIOWrapper) -> Format:
-    """Decide by the beginning: `[` is JSON; `{` is JSON, or JSONL if the second line begins so too; else CSV."""
+    """Decide by the beginning: `[` is JSON; `{` is JSON, or JSONL if the next line begins so too; else CSV."""
     start = text.read(CHUNK_CHARS).lstrip("\ufeff" + _JSON_SPACE)
     text.seek(0)
     if start.startswith("["):
         return "json"
     if not start.startswith("{"):
         return "csv"
-    lines = start.splitlines()
+    lines = [line for line in start.splitlines() if line.strip()]
     return "jsonl" if len(lines) > 1 and lines[1].lstrip().startswith("{") else "json"
 
 
