@@ -57,14 +57,17 @@ MAX_DECISIONS: Final = 10_000
 MAX_PLAN_STEPS: Final = 50
 
 
-def check_decisions(count: int) -> None:
-    """Refuse a request with too many decisions, or effects to approve, before it looks at them.
+def check_decisions(given: object) -> None:
+    """Refuse a request with too many decisions, or ids of effects to approve, before it looks at them.
 
     Raises:
         UsageError: there are too many.
     """
-    if count > MAX_DECISIONS:
-        raise UsageError(f"{count} decisions, limit {MAX_DECISIONS}; what is left out waits for the next request")
+    if not isinstance(given, dict | list) or len(given) <= MAX_DECISIONS:
+        return
+    if isinstance(given, dict):
+        raise UsageError(f"{len(given)} decisions, limit {MAX_DECISIONS}; what is left out waits for the next request")
+    raise UsageError(f"{len(given)} ids to approve, limit {MAX_DECISIONS}; give the draft's digest, which approves all")
 
 
 SHOWN_CHARS: Final = 32_000

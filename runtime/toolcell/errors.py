@@ -112,11 +112,6 @@ class ServiceError(ToolcellError, RuntimeError):
         self.calls = calls
         """Calls of the run that this program's tools got, as `ToolCallRecord`s, in the order in which they came."""
 
-    @property
-    def is_safe_to_retry(self) -> bool:
-        """True when no call was made and nothing ran, as far as can be known."""
-        return not self.may_have_begun
-
 
 class PackageError(ToolcellError, RuntimeError):
     """The packages of a sandbox could not be resolved or installed."""

@@ -238,20 +238,20 @@ def effects_digest(effects: Sequence[Effect]) -> str:
 
 
 class Outcome(enum.StrEnum):
-    """How a run ended. Each value means exactly one thing, and all but the first two are what the host observed."""
+    """How a run ended. Each value means exactly one thing. What the host observed comes before what the guest says."""
 
     OK = "ok"
     """The script reached its end."""
     ERROR = "error"
     """The script raised an exception, called `sys.exit(n)` with n != 0, or did not compile."""
     TIMEOUT = "timeout"
-    """`wall_s` passed; the sandbox was killed."""
+    """`wall_s` passed. The sandbox was killed; a script of a session is interrupted first."""
     CPU_LIMIT = "cpu_limit"
-    """The process tree used `cpu_s`; the sandbox was killed."""
+    """The process tree used `cpu_s`. The sandbox was killed; a script of a session is interrupted first."""
     MEMORY_LIMIT = "memory_limit"
     """The process tree reached `memory_bytes`, or an allocation past it was refused and ended the script."""
     OUTPUT_LIMIT = "output_limit"
-    """The script printed more than `output_flood_bytes`; the sandbox was killed."""
+    """The script printed more than `output_flood_bytes`. It ended as with `TIMEOUT`."""
     PROCESS_LIMIT = "process_limit"
     """A process or thread past `processes` was refused, and the run did not end well."""
     CALL_LIMIT = "call_limit"

@@ -238,8 +238,9 @@ async def test_on_error_stop_waits_for_no_more_inputs_and_runs_none_that_comes_l
     registry, entered, asked = ToolRegistry(), list[int](), anyio.Event()
 
     @registry.tool
-    def enter(n: int) -> int:
-        """Note who comes in."""
+    async def enter(n: int) -> int:
+        """Note who comes in, once the next input has been asked for."""
+        await asked.wait()
         entered.append(n)
         return n
 

@@ -269,6 +269,8 @@ def test_a_repetition_is_counted_below_every_keyword_and_not_in_data(keyword: st
     assert made["a"] == made["b"][0] == {"pattern": "^[a-z]*$", "minLength": 1, "maxLength": 60_000}
     compared: dict[str, Any] = {"enum": [part], "const": part}
     assert counted_repetitions(compared) == compared
+    named = counted_repetitions({"properties": compared})["properties"]
+    assert named["const"]["pattern"] == named["enum"][0]["pattern"] == "^[a-z]*$"
 
 
 @each_row(

@@ -131,6 +131,24 @@ async def test_a_server_that_forgets_every_session_at_once_fails_the_call_and_ha
         assert "the server has forgotten the session, again and again" in result.message
 
 
+async def test_a_refused_request_that_speaks_of_a_session_is_made_once_and_its_session_stays() -> None:
+    server, registry = PlainServer(), ToolRegistry()
+    async with server.serve() as url, connected(registry, url=url) as client:
+        asked = []
+
+        def refuse(method: str, headers: Any, message: Any) -> Any:
+            if not isinstance(message, dict) or message.get("method") != "tools/call":
+                return None
+            asked.append(message["id"])
+            error = {"code": -32602, "message": "argument session_id must be a UUID"}
+            return as_json(400, {"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+        server.refuse = refuse
+        result = await registry.dispatch("s.t", {})
+        assert "session_id must be a UUID" in result.message
+        assert len(asked) == 1 and client.state == "connected"
+
+
 REFUSALS: dict[str, tuple[Answer, str]] = {
     "unauthorized": ((401, {"content-type": "text/plain"}, b"no key"), "HTTP 401 Unauthorized: no key"),
     "forbidden": (as_json(403, {"error": {"message": "not yours"}}), "HTTP 403 Forbidden: not yours"),

@@ -14,7 +14,7 @@ import pytest
 from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import Limits, Runtime, ToolRegistry
-from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS
+from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS, check_decisions
 from toolcell.errors import UsageError
 from toolcell.run import RunOptions
 from toolcell.service.bodies import MAX_ERRORS, parsed_body
@@ -104,6 +104,8 @@ def test_no_caller_of_a_service_decides_about_more_calls_at_once_than_http_takes
         given = Arguments({"decisions": {f"call_{number}": {"kind": "approve"} for number in range(count)}})
         with nullcontext() if count == MAX_DECISIONS else pytest.raises(UsageError, match="10001 decisions, limit"):
             assert len(given.decisions() or ()) == count
+    with pytest.raises(UsageError, match="10001 ids to approve, limit 10000; give the draft's digest"):
+        check_decisions([*map(str, range(MAX_DECISIONS + 1))])
 
 
 DEEP = "x/" * 2_000_000 + "x"

@@ -154,6 +154,11 @@ def test_a_handler_of_logging_is_closed_beside_a_package_that_has_hooks_of_its_o
             session.execute_code(source)
             session.put_down()
             back = session.execute_code("logging.getLogger().level")
+        with runtime.session() as session:
+            session.execute_code("import logging\nlogging.getLogger('lib').addHandler(logging.NullHandler())\nx = 1")
+            session.put_down()
+            library = session.execute_code("x")
 
     assert "kept until the end" in alone.logs.stderr, alone.error
     assert back.value == 7 and back.session is not None and back.session.began == "journal"
+    assert library.value == 1 and library.session is not None and library.session.began == "value"

@@ -288,7 +288,11 @@ async def test_a_call_has_the_tool_s_own_names_of_properties_whoever_wrote_it(
     (definition,) = registry.definitions()
     sent, own = {"a_b_": "x", "c": {"d e": "y"}}, {"a[b]": "x", "c": {"d e": "y"}}
 
-    assert [*definition.to_openai("anthropic/claude-5")["function"]["parameters"]["properties"]] == [*sent]
+    for strict in (False, True):
+        function = definition.to_openai("anthropic/claude-5", strict=strict)["function"]
+        assert [*function["parameters"]["properties"]] == [*sent] and not function.get("strict")
+    both = await registry.dispatch("act", {**own, "a_b_": "mine"})
+    assert both.is_error or both.value["a[b]"] == "x"
     assert [
         (await registry.dispatch("act", args, origin=origin)).value for args in (sent, own) for origin in Origin
     ] == [own for _ in range(2 * len(Origin))]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from datetime import datetime
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.result import TokenUsage
 from toolcell.calls.run_state import JobTable, RunState
 from toolcell.errors import ToolError
+from toolcell.support import daemon_threads
 from toolcell.support.text import cut_text
 from toolcell.tools import (
     ErrorCode,
@@ -525,3 +528,31 @@ async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str
 async def test_a_declared_type_that_takes_no_text_makes_data_of_it(returns: Any, text: str, value: Any) -> None:
     result = await searching(text, returns=returns).execute("web_search")
     assert (result.value, result.has_value, result.text) == (value, True, text)
+
+
+@pytest.mark.quick
+@pytest.mark.anyio
+async def test_a_large_result_of_a_tool_that_was_in_time_counts_though_its_turn_comes_late() -> None:
+    registry, timed_out = ToolRegistry(), threading.Event()
+
+    @registry.tool(timeout_s=0.1)
+    async def rows() -> list[dict[str, int]]:
+        """Return a great many rows."""
+        await anyio.sleep(0.001)  # its clock begins when it waits
+        return [{"n": number} for number in range(3_000)]
+
+    async def hold() -> None:
+        await daemon_threads.run_large(timed_out.wait, 10)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(later, timed_out)
+        result = await registry.execute("rows", {})
+
+    assert result.status is Status.OK and len(result.value) == 3_000
+
+
+async def later(event: threading.Event) -> None:
+    await anyio.sleep(0.3)
+    event.set()

@@ -23,7 +23,8 @@ from toolcell.calls.pydantic_types import described_schema
 from toolcell.calls.type_schema import type_schema
 from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
-from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, ToolResult
+from toolcell.tools import ErrorCode, ToolContext, ToolDefinition, ToolRegistry, ToolResult
+from toolcell_bridge.wire.tables import Table
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -334,6 +335,29 @@ async def test_a_default_of_a_field_may_stand_in_the_annotation_and_a_factory_is
         [7, 1, 1, 2, 0],
     ]
     assert (await registry.execute("take", {"needed": 0, "ident": 9, "limit": 1})).value == [1, 1, 9, 2, 0]
+
+
+async def test_a_factory_that_fails_is_no_fault_of_the_arguments_and_one_that_needs_others_is_refused() -> None:
+    def fail() -> int:
+        raise ValueError("no ids left")
+
+    def take(ident: int = Field(default_factory=fail)) -> int:
+        """Take an id of its own."""
+        return ident
+
+    def after(n: int, twice: int = Field(default_factory=lambda data: 2 * data["n"])) -> int:
+        """Take a number and its double."""
+        return twice
+
+    def frames(**frames: Table) -> int:
+        """Take some frames by name."""
+        return len(frames)
+
+    result = await ToolRegistry([take]).execute("take", {})
+    assert result.error is not None and result.error.code == ErrorCode.EXCEPTION and "default of ident" in result.text
+    for function in (after, frames):
+        with pytest.raises(RegistrationError, match="takes no"):
+            ToolRegistry([function])
 
 
 class Odd(BaseModel):

@@ -47,7 +47,7 @@ _PICTURES: Final[dict[tuple[str, str], str]] = {
     ("matplotlib", "Artist"): 'part of a figure: plt.savefig("chart.png")' + _IN_A_FILE.format(name="chart.png"),
     ("PIL", "Image"): 'an image: x.save("image.png")' + _IN_A_FILE.format(name="image.png"),
 }
-"""Of a value that is shown as a picture, this would be said for nothing."""
+"""Not said of a value that was shown."""
 
 _BY_NAME: Final[dict[tuple[str, str], str]] = _PICTURES | {
     ("polars", "LazyFrame"): "a query that was not run: send x.collect()",
@@ -72,7 +72,7 @@ _BY_METHOD: Final = ("to_dicts", "to_dict", "to_pylist", "to_list", "tolist", "t
 
 
 def has_cure(kind: type) -> bool:
-    """Return whether it is known of this class what to send in place of its values, also of one that was shown."""
+    """Return whether it is known of this class what to send in place of its values. Not of a picture: it was shown."""
     return _cure(kind) not in (None, *_PICTURES.values())
 
 

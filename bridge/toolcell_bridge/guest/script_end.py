@@ -62,7 +62,7 @@ class ScriptFinalizer:
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
         self._hooks = -1
-        self._handlers = 1
+        self._handlers = 0
         self._has_own_hooks = False
 
     def begin(self) -> None:
@@ -71,8 +71,7 @@ class ScriptFinalizer:
         self._hooks = atexit._ncallbacks()
         if self._hooks == 1 and LOGGING in sys.modules:
             self._hooks = 0  # logging.shutdown, which has nothing to do until the script adds a handler
-        if LOGGING in sys.modules:
-            self._handlers = len(sys.modules[LOGGING]._handlerList)  # the first one is the handler of last resort
+        self._handlers = self._handler_count()
 
     def has_hooks(self) -> bool:
         """Whether a script has registered something to call at the end."""
@@ -81,8 +80,13 @@ class ScriptFinalizer:
 
     def _logs(self) -> bool:
         """Whether logging has something to do at the end, with packages that were imported before or without them."""
+        return self._handler_count() > max(self._handlers, 1)  # one is the handler of last resort
+
+    @staticmethod
+    def _handler_count() -> int:
+        """Return how many handlers there are besides those of libraries, which do nothing."""
         logging: Any = sys.modules.get(LOGGING)
-        return logging is not None and len(logging._handlerList) > self._handlers
+        return 0 if logging is None else sum(type(each()) is not logging.NullHandler for each in logging._handlerList)
 
     def note_hooks(self) -> None:
         """Distinguish from here on the hooks of scripts from those of modules, which importing these brings back."""

@@ -224,20 +224,21 @@ class ArgumentChecker:
         self._coercion: Coercion = coercion
         self._extras: Extras = extras
         self._validates = validate
+        self._is_foreign = is_foreign
         self._has_names_of_results = definition.has_names_of_results
         self._makes_bytes = makes_bytes and mentions_bytes(schema)
         self.tables = table_names(schema)
         """Names of arguments that may be arrays and tables."""
-        self._large_from = most = 0 if is_foreign else large_from(schema)
-        self._plain_chars = MAX_PLAIN_CHARS if is_foreign or most == LARGE_ELEMENTS else most * CHARS_PER_ELEMENT
+        self._large_from = most = LARGE_ELEMENTS if is_foreign else large_from(schema)
+        self._plain_chars = MAX_PLAIN_CHARS if most == LARGE_ELEMENTS else most * CHARS_PER_ELEMENT
         """Characters of a text that `check_plain` may copy."""
         if not is_foreign:
-            self.is_valid  # noqa: B018  # a mistake of the tool's author shows here
+            _ = self.is_valid  # a mistake of the tool's author shows here
 
     @functools.cached_property
     def _used_here(self) -> dict[str, Any]:
         """The schema, or what is flat in that of a stranger."""
-        return self._schema if self._large_from else flat_schema(self._schema)
+        return flat_schema(self._schema) if self._is_foreign else self._schema
 
     @functools.cached_property
     def is_valid(self) -> Callable[[Any], bool]:
@@ -247,7 +248,7 @@ class ArgumentChecker:
         try:
             is_valid = compile_schema(self._used_here).is_valid
         except RegistrationError as exc:
-            if not self._large_from:  # the checker process says what is wrong with it
+            if self._is_foreign:  # the checker process says what is wrong with it
                 return lambda args: False
             raise RegistrationError(f"tool {self.tool!r}: {exc}") from exc
         return (lambda args: is_valid(without_tables(args))) if self.tables else is_valid
@@ -256,7 +257,7 @@ class ArgumentChecker:
         """Return whether `check` takes a few milliseconds at most."""
         if self.tables and isinstance(received, Mapping):
             received = without_tables(received)
-        return bool(self._large_from) and not is_large(received, self._large_from)
+        return not (self._is_foreign or is_large(received, self._large_from))
 
     @functools.cached_property
     def spec_text(self) -> str:
@@ -357,7 +358,8 @@ class ArgumentChecker:
             rest = Walk(self._parts, Copied(), "off", "allow").problems(self._schema, {})
             raise InvalidArguments(self.tool, [problem, *rest], args)
         if not args.keys() <= self._schema.get("properties", {}).keys():
-            args = {self._own_names.get(name, name): value for name, value in args.items()}
+            own = {new: name for new, name in self._own_names.items() if name not in args}
+            args = {own.get(name, name): value for name, value in args.items()}
         try:
             copied = copy_arguments(args, self.tables)
         except BadValue as exc:

@@ -707,21 +707,3 @@ class Call:
     def deliver(self, result: ToolResult) -> Awaitable[None] | None:
         """Give the run's `on_complete` the final result of background work."""
         return self.run.on_complete(self.run, result) if self.run.on_complete is not None else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain data; arguments are not redacted."""
-        plain: dict[str, Any] = {
-            "call_id": self.call_id,
-            "parent_call_id": self.parent_call_id,
-            "run_id": self.run.run_id,
-            "tool": self.name,
-            "origin": self.origin_label,
-            "args": self.args if self.refusal is None else self.raw_args,
-            "coerced": self.coerced,
-            "warnings": list(self.warnings),
-            "started_at": self.started_at,
-            "duration_s": self.duration_s,
-        }
-        if self.result is not None:
-            plain["result"] = self.result.to_dict()
-        return plain

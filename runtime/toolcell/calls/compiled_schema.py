@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.calls.schema import dicts_in
+from toolcell.calls.schema import MAPS, dicts_in
 from toolcell.calls.values import LARGE_ELEMENTS, MAX_INTEGER, with_leaves
 from toolcell.errors import RegistrationError
 
@@ -253,15 +253,19 @@ _DATA: Final = frozenset({"enum", "const"})
 """Keywords whose values are compared, so they are left as they are."""
 
 
-def counted_repetitions(schema: Any) -> Any:
+def counted_repetitions(schema: Any, *, is_named: bool = False) -> Any:
     """Return a schema in which a repetition that is all that a pattern has became `minLength` and `maxLength`, and one
-    that ends a pattern has no most."""
+    that ends a pattern has no most. `is_named`: its keys are names of parts, and no keywords."""
     if isinstance(schema, list):
         return [*map(counted_repetitions, schema)]
     if not isinstance(schema, dict):
         return schema
+    data, maps = (frozenset(), frozenset()) if is_named else (_DATA, MAPS)
     # A reference may point below any keyword, also one that JSON Schema does not know.
-    made = {name: part if name in _DATA else counted_repetitions(part) for name, part in schema.items()}
+    made = {
+        name: part if name in data else counted_repetitions(part, is_named=name in maps)
+        for name, part in schema.items()
+    }
     if not isinstance(pattern := schema.get("pattern"), str) or (how := counted(pattern))[0] == pattern:
         return made
     given, least = made.get("maxLength", MAX_CHARS), made.get("minLength", 0)

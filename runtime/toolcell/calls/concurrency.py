@@ -1,8 +1,8 @@
 """What calls wait for: a run's workers, a tool's own limit, exclusive groups; and the worker threads of blocking tools.
 
-A call never waits for something that one of its callers holds: `execution` sees to it. A thread cannot be stopped: when
-its call is given up, the function runs on. Until then the call keeps its places (`Workers.release`), and the thread is
-listed in `AbandonedThreads`. Knows no call and no registry.
+A call never waits for something that one of its callers holds: `_own_places` and `_workers` of the pipeline see to it.
+A thread cannot be stopped: when its call is given up, the function runs on. Until it ends, the call keeps its places
+(`Workers.release`), and the thread is listed in `AbandonedThreads`. Knows no call and no registry.
 """
 
 from __future__ import annotations

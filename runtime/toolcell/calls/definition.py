@@ -453,13 +453,12 @@ class ToolDefinition:
     def to_openai(self, model: str = "", *, strict: bool = False) -> ProviderToolDef:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}.
 
-        `model`: Gemini and Mistral take other schemas. `strict`: OpenAI holds its model to the schema.
-        A tool that takes objects with any properties is sent with `"strict": False`: strict mode has none.
+        `model`: Gemini, Mistral and Claude take other schemas. `strict`: OpenAI holds its model to the schema. For
+        Claude, and for a tool that takes objects with any properties, it is sent as `"strict": False`.
         """
-        parameters = self.adapted("openai-strict" if strict else dialect_of(model))
-        is_strict = strict and not is_free(parameters)
-        if is_strict is not strict:
-            parameters = self.adapted(dialect_of(model))
+        dialect = dialect_of(model)
+        is_strict = strict and dialect != "anthropic" and not is_free(self.adapted("openai-strict"))
+        parameters = self.adapted("openai-strict" if is_strict else dialect)
         function = ProviderFunction(name=provider_name(self.name), description=self.description, parameters=parameters)
         if strict:
             function["strict"] = is_strict
@@ -558,7 +557,8 @@ def check_name(name: object) -> None:
         RegistrationError: names the tool and what is wrong with it.
     """
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name) or len(provider_name(name)) > MAX_NAME_CHARS:
-        shown = f"^{NAME_PATTERN.pattern}$ and have at most {MAX_NAME_CHARS} characters, a dot counting twice"
+        shown = f"^{NAME_PATTERN.pattern}$ and have at most {MAX_NAME_CHARS} characters; "
+        shown += "a dot counts twice, and so does a digit or dash at the beginning"
         raise RegistrationError(f"tool {str(name)[:200]!r}: a name must match {shown}")
     if name.partition(".")[0].casefold() == RESERVED and "." in name:
         raise RegistrationError(f"tool {name!r}: the namespace {RESERVED!r} is taken")

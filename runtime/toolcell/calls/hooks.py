@@ -158,7 +158,8 @@ def after_hooks(call: Call) -> list[Hook]:
 
 
 async def show_after_hooks(call: Call, result: ToolResult) -> ToolResult:
-    """Return a result as the after hooks want it, inner to outer. Without the word of one that fails nobody gets it."""
+    """Return a result as the after hooks want it, inner to outer. If one fails, nobody gets the result, unless its
+    `on_error` is "keep"."""
     hooks = after_hooks(call)
     if not hooks:
         return result

@@ -62,7 +62,8 @@ class ToolOptions:
     """Models and scripts may read what an unexpected exception says, like a `ToolError`. Otherwise a script gets
     only its class."""
     requires_approval: bool = False
-    """Refused unless an approval hook lets it pass."""
+    """Each call needs the approval of a hook, of its run's `Approvals`, or of whoever commits a draft; else it is
+    refused."""
     reads: frozenset[str] = frozenset()
     """Labels of what it gives: from its first call on, the run has read them. One label may be written as a text."""
     sends: frozenset[str] = frozenset()

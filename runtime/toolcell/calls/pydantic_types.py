@@ -69,8 +69,9 @@ class _Described(GenerateJsonSchema):
         described = super().enum_schema(schema)
         if not issubclass(flags := schema["cls"], Flag):
             return described
-        several = "the sum of any of " + ", ".join(str(flag.value) for flag in flags)
-        return {"description": several} | {key: each for key, each in described.items() if key not in ("enum", "const")}
+        several = "The sum of any of " + ", ".join(f"{flag.value} ({flag.name})" for flag in flags)
+        said = " ".join(filter(None, (described.get("description"), several if [*flags] else "")))
+        return {key: each for key, each in described.items() if key not in ("enum", "const")} | {"description": said}
 
     def timedelta_schema(self, schema: Any) -> Schema:
         if self.mode == "serialization":
@@ -117,7 +118,8 @@ def described_schema(annotation: Any, mode: Literal["validation", "serialization
     try:
         return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError, ValueError, KeyError) as exc:
-        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {str(exc).splitlines()[0]:.200}") from exc
+        why = (str(exc) or type(exc).__name__).splitlines()[0]
+        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {why:.200}") from exc
 
 
 # A tool's own types out of validated JSON values. Of values whose hashes are equal, a set or a dict takes quadratic
@@ -213,7 +215,7 @@ def _validator(schema: Any, title: str) -> SchemaValidator:
 
 
 class _Found(IntEnum):
-    """What a schema of pydantic is given for large values, and COUNTS for all."""
+    """What is added to a schema of pydantic: pauses for large values only, counts for all."""
 
     NOTHING = 0
     PAUSES = 1

@@ -85,7 +85,7 @@ _PARTS = frozenset({
     "propertyNames", "contentSchema", "not", "if", "then", "else",
 })  # fmt: skip
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _NO_DEFAULT = object()
 
 
@@ -93,7 +93,7 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> Schem
     """Return a schema with each schema right below it changed."""
     made: Schema = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             made[key] = {name: change(part) for name, part in value.items()}
         elif key in _LISTS and isinstance(value, list):
             made[key] = [change(part) for part in value]
@@ -166,7 +166,7 @@ def optional_schema(schema: Any) -> Any:
 
 
 def without_names_of_results(schema: Any) -> Any:
-    """Return a schema as models see it: without what is told to `Coercer` alone."""
+    """Return a schema as models see it: without the names that only results have."""
     if isinstance(schema, dict):
         return {
             key: without_names_of_results(part)

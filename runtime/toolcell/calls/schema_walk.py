@@ -14,7 +14,6 @@ import json
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -110,9 +109,13 @@ def _unlike(asked: Part, value: Any) -> str:
 
 
 def _repeated(asked: bool, items: list[Any]) -> str:
-    counts = Counter(equality_keys(items))
-    item = next(item for item, key in zip(items, equality_keys(items), strict=True) if counts[key] > 1)
-    return f"has {quoted(item)} more than once, and uniqueItems is {quoted(asked)}: send each item once"
+    seen, repeated = set[Any](), None
+    for item, key in zip(items, equality_keys(items), strict=True):
+        if key in seen:
+            repeated = item
+            break
+        seen.add(key)
+    return f"has {quoted(repeated)} more than once, and uniqueItems is {quoted(asked)}: send each item once"
 
 
 def _said(text: str) -> Sentence:

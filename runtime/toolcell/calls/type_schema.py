@@ -176,6 +176,8 @@ def read_signature(
             context_parameter = name
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
+            if table_type(hint) is not None:
+                raise RegistrationError(f"{_name(function)}: **{name} takes no {hint!r}; give each of them a parameter")
             extra, converts_extra = _property(function, name, hint, _NO_DEFAULT, None) or True, _converter(hint)
             continue
         hint, default, makes_default = _default(parameter, hint)
@@ -223,9 +225,12 @@ def _parameters(function: Callable[..., Any], hints: dict[str, Any]) -> list[ins
         raise RegistrationError(f"{_name(function)}: {options!r} is not a TypedDict, and ** takes no other Unpack")
     parameters.pop()
     for name, each in _hints(function, options).items():
+        if any(name == parameter.name for parameter in parameters):
+            raise RegistrationError(f"{_name(function)}: {name!r} is a parameter, and a key of {options!r}")
         default = _ABSENT if name in options.__optional_keys__ else _NO_DEFAULT
         while (qualifier := get_origin(each)) in _QUALIFIERS:
-            default, (each,) = _QUALIFIERS[qualifier] or default, get_args(each)  # of text, the keys are not known
+            # `__optional_keys__` lacks those whose annotations are text.
+            default, (each,) = _QUALIFIERS[qualifier] or default, get_args(each)
         hints[name] = each
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return parameters
@@ -275,6 +280,8 @@ def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any, Callabl
     hint = Annotated[hint, field] if field is default else hint
     if field.is_required():
         return hint, _NO_DEFAULT, None
+    if field.default_factory_takes_validated_data:
+        raise RegistrationError(f"parameter {parameter.name!r}: a default_factory of a tool takes no arguments")
     # A factory is called for each call of the tool: it may make the time, or an id
     makes = functools.partial(field.get_default, call_default_factory=True, validated_data={})
     return hint, field.default_factory or field.default, makes

@@ -194,7 +194,7 @@ class McpServer:
     async def _resume(self, ctx: Context, args: dict[str, Any]) -> Answer:
         if _can_ask(ctx):  # a model must not answer in the place of a person who can be asked
             raise UsageError("this client asks its user about each call; resume is for clients that cannot")
-        check_decisions(len(args["decisions"]))
+        check_decisions(args["decisions"])
         content = {ident: {"decision": choice} for ident, choice in args["decisions"].items()}
         given = {ident: types.ElicitResult(action="accept", content=dict(each)) for ident, each in content.items()}
         return await self._decided(ctx, args["token"], given)

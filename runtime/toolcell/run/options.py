@@ -42,8 +42,8 @@ HEAR_S = 1.0
 
 
 class Callbacks:
-    """The callbacks of one run. As a context manager: what was not awaited by its end is dropped, and what another
-    task awaits then is cancelled."""
+    """The callbacks of one run. Leaving its `with` block drops those that were not awaited yet, and cancels the one
+    that is being awaited."""
 
     def __init__(self, options: RunOptions) -> None:
         self._on_log = options.on_log

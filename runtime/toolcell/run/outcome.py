@@ -43,7 +43,8 @@ class Failed:
 
 
 StopReason = Done | LimitExceeded | ProtocolViolation | Aborted | Failed
-"""Why a run stopped. The first reason counts; all but `Done` kill the sandbox."""
+"""Why a run stopped. The first reason counts. All but `Done` end the script; see `can_go_on_after` for those that the
+sandbox of a session survives."""
 
 INTERRUPTED = frozenset({Outcome.TIMEOUT, Outcome.CPU_LIMIT, Outcome.OUTPUT_LIMIT})
 """Limits past which a script of a session is interrupted. A sandbox past any other one has no place for what follows,

@@ -59,7 +59,7 @@ class UnlistedTools(Protocol):
 
     @property
     def tools(self) -> Sequence[RegisteredTool]:
-        """That every run of a script has, and nobody is told of."""
+        """The tools."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class UnlistedTools(Protocol):
 
     @property
     def options(self) -> Sequence[ToolOptions]:
-        """What is known about their calls, which is more than one thing for one tool."""
+        """Options of their calls. A tool whose options depend on its arguments has several."""
 
     async def open(self) -> None:
         """Prepare what would take long in a script."""

@@ -79,7 +79,6 @@ from toolcell.calls.values import (
     ValueProblem,
     copy_arguments,
     count_values,
-    in_thread_if_large,
     is_large,
     list_names,
 )
@@ -696,10 +695,12 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             # a future, or what a plain function made of an async one
             _start_clock(context, timeout_s)
             value = await value
-        if type(value) in SCALARS:
-            result = as_result(value, spec.requires_result)
+        make = partial(as_result, value, spec.requires_result)
+        if type(value) in SCALARS or not is_large(value):
+            result = make()
         else:
-            result = await in_thread_if_large(value, partial(as_result, value, spec.requires_result))
+            with anyio.CancelScope(shield=True):  # the tool is done: its result counts, however late
+                result = await daemon_threads.run_large(make)
         if result.has_value or not result.parts:
             return result
         return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)

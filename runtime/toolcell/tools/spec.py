@@ -230,9 +230,16 @@ def _decoder(signature: Signature) -> Decode | None:
                 except (ValueError, TypeError, RecursionError) as exc:
                     exc.add_note(name)  # its path begins there
                     raise
-        return {**{name: make() for name, make in signature.defaults.items() if name not in made}, **made}
+        return {**{name: _made(name, make) for name, make in signature.defaults.items() if name not in made}, **made}
 
     return decode
+
+
+def _made(name: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (ValueError, TypeError, RecursionError) as exc:  # the arguments are not wrong
+        raise RuntimeError(f"the default of {name} cannot be made: {exc}") from exc
 
 
 def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:

@@ -51,6 +51,11 @@ def _texts(cells: Iterable[Any]) -> pl.Series:
     return pl.Series([None if cell is None else _text(cell) for cell in cells], dtype=pl.String)
 
 
+def _sortable(cells: Iterable[Any]) -> pl.Series:
+    """Return the same with null for an empty cell, which CSV writes as an empty text: it is sorted last."""
+    return _texts(None if cell == "" else cell for cell in cells)
+
+
 def _text(cell: Any) -> str:
     plain = _tidy(cell) if isinstance(cell, float) else cell
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
@@ -297,7 +302,7 @@ def aggregated(batches: Batches, metrics: Sequence[Mapping[str, Any]], group_by:
 
 
 def _sorted(groups: list[_Group], columns: int) -> Iterable[_Group]:
-    frame = pl.DataFrame({str(at): _texts(group.cells[at] for group in groups) for at in range(columns)})
+    frame = pl.DataFrame({str(at): _sortable(group.cells[at] for group in groups) for at in range(columns)})
     by = [expression for at in range(columns) for expression in _order(pl.col(str(at)))]
     order = frame.with_row_index("row").sort(by)["row"] if columns else [0]
     return (groups[at] for at in order)
@@ -350,9 +355,7 @@ def transformed(batches: Batches, how: Transform) -> dict[str, Any]:
 
 def _first(rows: Sequence[Record], how: Transform) -> list[Record]:
     """Return the first records of an order, as many as an answer can have."""
-    sorted_by = (row.get(how.sort_by or "") for row in rows)
-    texts = _texts(None if cell == "" else cell for cell in sorted_by)  # CSV writes an empty cell so
-    cells = pl.DataFrame({"cell": texts}).with_row_index("row")
+    cells = pl.DataFrame({"cell": _sortable(row.get(how.sort_by or "") for row in rows)}).with_row_index("row")
     order = _order(pl.col("cell"))
     descending = [False, *[how.sort_desc] * (len(order) - 1)]  # empty cells are last
     ordered = cells.sort(order, descending=descending, maintain_order=True)["row"]

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from toolcell.audit import RunSummary
-from toolcell.config import MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile, check_decisions
+from toolcell.config import MAX_DECISIONS, MAX_PLAN_STEPS, CheckTypes, Limits, LintProfile, check_decisions
 from toolcell.control import Replay
 from toolcell.results import (
     CommitResult,
@@ -235,21 +235,25 @@ CallDecision = Annotated[ApproveCall | DenyCall | EditCall | CallWasMade, Field(
 
 def _counted(decisions: Any) -> Any:
     """pydantic counts them when it has checked each."""
-    check_decisions(len(decisions) if isinstance(decisions, dict | list) else 0)
+    check_decisions(decisions)
     return decisions
 
 
 class DecideRequest(BodyModel):
     """Decisions about the calls that a run waits for."""
 
-    decisions: Annotated[dict[str, CallDecision], BeforeValidator(_counted)] = {}
+    decisions: Annotated[dict[str, CallDecision], BeforeValidator(_counted)] = Field(
+        default_factory=dict, json_schema_extra={"maxProperties": MAX_DECISIONS}
+    )
     """By the id of the call. A call without one suspends the run again."""
 
 
 class CommitRequest(BodyModel):
     """Which effects of a draft to make."""
 
-    approve: Annotated[str | list[str], BeforeValidator(_counted)] = "all"
+    approve: Annotated[
+        str | Annotated[list[str], Field(json_schema_extra={"maxItems": MAX_DECISIONS})], BeforeValidator(_counted)
+    ] = "all"
     """"all", `draft_digest` of the dry run, or the ids of those to make. "all" is refused of a draft of more than 50
     effects, or with an argument of more than 200 characters: read `effects`, then give the digest."""
     recheck: bool = False

@@ -74,7 +74,7 @@ class Arguments:
 
     def decisions(self) -> dict[str, ResumeDecision] | None:
         given = self.take("decisions", dict)
-        check_decisions(len(given or ()))
+        check_decisions(given)
         return None if given is None else {name: _decision(name, each) for name, each in given.items()}
 
     def end(self) -> None:

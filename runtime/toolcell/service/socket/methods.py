@@ -222,7 +222,7 @@ def _commit(caller: CallerSession, request: ServedRequest, given: Arguments) -> 
     draft, options = given.take("draft", str, dict), caller.common(request, given)
     options |= {"recheck": given.take("recheck", bool, default=False), "decisions": given.decisions()}
     approve: Any = given.take("approve", str, list, default="all")
-    check_decisions(len(approve) if isinstance(approve, list) else 0)
+    check_decisions(approve)
     return partial(caller.runtime.commit, draft if isinstance(draft, str) else referred(draft), approve, **options)
 
 
