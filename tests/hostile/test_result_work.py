@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import anyio.lowlevel
@@ -20,7 +20,7 @@ from toolcell import ToolRegistry
 from toolcell.calls.context import MAX_UPDATE_CHARS, ProgressReporter
 from toolcell.errors import ToolError
 from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
-from toolcell.tools import RunContext
+from toolcell.tools import RunContext, ToolResult
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -129,9 +129,18 @@ class Row:
     number: int
 
 
+@dataclasses.dataclass
+class Table:
+    rows: list[Row]
+
+
+ROWS = [Row("a", number) for number in range(30_000)]
 LARGE_RESULTS: dict[str, Any] = {
-    "records": [Row("a", number) for number in range(30_000)],
+    "records": ROWS,
     "a counter": Counter({str(number): number for number in range(100_000)}),
+    "a deque of records": deque(ROWS),
+    "an object that has records": Table(ROWS),
+    "a result whose value are records": ToolResult(value=ROWS, has_value=True),
 }
 
 
@@ -145,5 +154,5 @@ async def test_a_large_result_becomes_plain_while_others_go_on(kind: str) -> Non
     registry = ToolRegistry([give])
     seen = [await watched(registry.dispatch("give", {})) for _ in range(3)]  # a neighbour may have taken our caches
 
-    assert len(seen[0].outcome.value) == len(LARGE_RESULTS[kind])
+    assert not seen[0].outcome.is_error
     assert min(each.silent_s for each in seen) < SILENCE_S

@@ -131,7 +131,8 @@ async def test_a_server_that_forgets_every_session_at_once_fails_the_call_and_ha
         assert "the server has forgotten the session, again and again" in result.message
 
 
-async def test_a_refused_request_that_speaks_of_a_session_is_made_once_and_its_session_stays() -> None:
+@each_row("padding", [0, 5_000])
+async def test_a_refused_request_that_speaks_of_a_session_is_made_once_and_its_session_stays(padding: int) -> None:
     server, registry = PlainServer(), ToolRegistry()
     async with server.serve() as url, connected(registry, url=url) as client:
         asked = []
@@ -140,7 +141,7 @@ async def test_a_refused_request_that_speaks_of_a_session_is_made_once_and_its_s
             if not isinstance(message, dict) or message.get("method") != "tools/call":
                 return None
             asked.append(message["id"])
-            error = {"code": -32602, "message": "argument session_id must be a UUID"}
+            error = {"code": -32602, "message": "argument session_id must be a UUID" + " " * padding}
             return as_json(400, {"jsonrpc": "2.0", "id": message["id"], "error": error})
 
         server.refuse = refuse

@@ -360,6 +360,23 @@ async def test_a_factory_that_fails_is_no_fault_of_the_arguments_and_one_that_ne
             ToolRegistry([function])
 
 
+def test_the_schema_of_a_flag_has_each_flag_and_takes_several() -> None:
+    class Bare(enum.Flag):
+        READ = 1
+        WRITE = 2
+
+    class Told(enum.Flag):
+        """What one may do."""
+
+        READ = 1
+        WRITE = 2
+
+    assert type_schema(Bare) == {
+        "type": "integer", "description": "the sum of any of 1 (READ), 2 (WRITE)", "examples": [1, 2],
+    }  # fmt: skip
+    assert type_schema(Told) == {"type": "integer", "description": "What one may do.", "examples": [1, 2]}
+
+
 class Odd(BaseModel):
     number: float = math.nan
     large: int = 2**70

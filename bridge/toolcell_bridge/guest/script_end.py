@@ -80,13 +80,18 @@ class ScriptFinalizer:
 
     def _logs(self) -> bool:
         """Whether logging has something to do at the end, with packages that were imported before or without them."""
-        return self._handler_count() > max(self._handlers, 1)  # one is the handler of last resort
+        return self._handler_count() > self._handlers
 
-    @staticmethod
-    def _handler_count() -> int:
-        """Return how many handlers there are besides those of libraries, which do nothing."""
-        logging: Any = sys.modules.get(LOGGING)
-        return 0 if logging is None else sum(type(each()) is not logging.NullHandler for each in logging._handlerList)
+    def _handler_count(self) -> int:
+        """Return how many handlers there are that may have something to do at the end."""
+        if (logging := sys.modules.get(LOGGING)) is None:
+            return 0
+        try:
+            handlers = [each() for each in logging._handlerList]
+            idle = logging.NullHandler, type(logging.lastResort)
+            return sum(handler is not None and type(handler) not in idle for handler in handlers)
+        except Exception:  # a script has changed it, or has a module of this name
+            return self._handlers
 
     def note_hooks(self) -> None:
         """Distinguish from here on the hooks of scripts from those of modules, which importing these brings back."""

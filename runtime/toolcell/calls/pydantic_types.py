@@ -69,9 +69,10 @@ class _Described(GenerateJsonSchema):
         described = super().enum_schema(schema)
         if not issubclass(flags := schema["cls"], Flag):
             return described
-        several = "The sum of any of " + ", ".join(f"{flag.value} ({flag.name})" for flag in flags)
-        said = " ".join(filter(None, (described.get("description"), several if [*flags] else "")))
-        return {key: each for key, each in described.items() if key not in ("enum", "const")} | {"description": said}
+        several = "the sum of any of " + ", ".join(f"{flag.value} ({flag.name})" for flag in flags)
+        own = {key: each for key, each in described.items() if key not in ("enum", "const")}
+        # A docstring takes the place of the description, which is why the values are examples, too.
+        return {"description": several, "examples": [flag.value for flag in flags]} | own if [*flags] else own
 
     def timedelta_schema(self, schema: Any) -> Schema:
         if self.mode == "serialization":

@@ -290,34 +290,21 @@ def is_large(value: Any, most: int = LARGE_ELEMENTS, *, counts_bytes: bool = Tru
             for each in level:
                 if type(each) in NUMBERS:
                     continue
-                parts: Collection[Any] = ()
-                if isinstance(each, (dict, list, tuple)):
-                    parts = each
-                elif isinstance(each, (str, bytes)):
-                    seen += len(each) // CHARS_PER_ELEMENT if counts_bytes or isinstance(each, str) else 0
-                elif isinstance(each, (Array, Table)):  # its rows may be made
-                    seen += max(each.nbytes // CHARS_PER_ELEMENT, each.cells) if counts_bytes else 0
-                else:
-                    parts = each if isinstance(each, Collection) and not isinstance(each, type) else _members(each)
-                seen += len(parts)
+                is_list = isinstance(each, (dict, list, tuple))
+                if is_list:
+                    seen += len(each)
+                elif isinstance(each, str) or (counts_bytes and isinstance(each, bytes)):
+                    seen += len(each) // CHARS_PER_ELEMENT
+                elif counts_bytes and isinstance(each, (Array, Table)):
+                    seen += max(each.nbytes // CHARS_PER_ELEMENT, each.cells)  # its rows may be made
                 if seen > most:
                     return True
-                if parts:
-                    below += (*parts, *parts.values()) if isinstance(parts, (dict, Mapping)) else parts
+                if is_list:
+                    below += (*each, *each.values()) if isinstance(each, dict) else each
             level = below
     except Exception:  # an object of the program's own raises when it is looked at: who reads it says where
         pass
     return False
-
-
-def _members(value: Any) -> list[Any]:
-    """Return what an object of the program's own has, and one more for itself: objects may have each other."""
-    if isinstance(value, type):
-        return [None]
-    held = getattr(value, "__dict__", None)
-    if held is None:
-        held = {name: getattr(value, name, None) for name in getattr(value, "__dataclass_fields__", ())}
-    return [None, *held.values()]
 
 
 def count_values(value: Any, most: int) -> int:

@@ -457,11 +457,10 @@ class McpClient(OpenedInBlock):
         mismatch = await mismatch_of(answer, tool.output_schema, self._hide, run_work)
         read = partial(as_tool_result, self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
         parts = [vars(getattr(each, "resource", each)) for each in answer.content[:MAX_BLOCKS]]
-        with anyio.CancelScope(shield=True):  # the answer has come: it counts, though the call's time passes meanwhile
-            result = await in_thread_if_large([parts, answer.structured_content], read)
-            if run_work is not None:
-                value = result.value  # also what was JSON in its texts
-                run_work.used += await in_thread_if_large(value, partial(about_bytes, value))
+        result = await in_thread_if_large([parts, answer.structured_content], read)
+        if run_work is not None:
+            value = result.value  # also what was JSON in its texts
+            run_work.used += await in_thread_if_large(value, partial(about_bytes, value))
         return result
 
     async def _again_if_harmless(

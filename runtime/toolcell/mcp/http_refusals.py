@@ -48,8 +48,8 @@ async def explained(
         return _with_body(response, error_body(asked["id"], ANSWER_LOST, f"HTTP 200, and its answer {what}"))
     body = await _beginning(response)
     error = json_value(body)
-    is_answer = isinstance(error, dict) and error.get("id") == asked["id"]
-    names_session = response.status_code == 400 and b"session" in body.lower() and not is_answer
+    is_other = len(body) == MAX_SAID_BYTES or (isinstance(error, dict) and error.get("id") == asked["id"])
+    names_session = response.status_code == 400 and b"session" in body.lower() and not is_other
     is_session_gone = (names_session or response.status_code in GONE_STATUSES) and "mcp-session-id" in request.headers
     is_error = isinstance(error, dict) and error.get("jsonrpc") == "2.0" and isinstance(error.get("error"), dict)
     if is_error and not is_session_gone:

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -55,6 +55,7 @@ from toolcell.calls.finalize import (
     log_end,
     log_start,
     logger,
+    may_be_data,
     show_user,
     with_data,
     with_repeat_hint,
@@ -69,9 +70,10 @@ from toolcell.calls.hooks import (
     show_after_hooks,
 )
 from toolcell.calls.options import Origin
-from toolcell.calls.result import ErrorCode, Status, ToolResult
+from toolcell.calls.result import ErrorCode, File, Image, Status, Text, ToolResult
 from toolcell.calls.schema_walk import CheckedArguments
 from toolcell.calls.values import (
+    LARGE_ELEMENTS,
     MAX_NODES,
     SCALARS,
     BadValue,
@@ -695,15 +697,15 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             # a future, or what a plain function made of an async one
             _start_clock(context, timeout_s)
             value = await value
-        make = partial(as_result, value, spec.requires_result)
-        if type(value) in SCALARS or not is_large(value):
-            result = make()
+        if type(value) in SCALARS or not _holds_much(value):
+            result = as_result(value, spec.requires_result)
         else:
-            with anyio.CancelScope(shield=True):  # the tool is done: its result counts, however late
-                result = await daemon_threads.run_large(make)
-        if result.has_value or not result.parts:
+            with _untimed(context):
+                result = await daemon_threads.run_large(as_result, value, spec.requires_result)
+        if not may_be_data(spec.options, result):
             return result
-        return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)
+        with _untimed(context):
+            return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)
     except ToolAbort:
         raise
     except (Exception, SystemExit) as exc:
@@ -717,6 +719,31 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
         if is_cancelled or (isinstance(exc, GeneratorExit) and context.is_closing):
             raise
         return failure_of(context.call, exc)
+
+
+def _holds_much(value: Any) -> bool:
+    """Return whether a result is made of a list of records or the like, or of an object that has one."""
+    if isinstance(value, set | frozenset | deque):
+        return len(value) > LARGE_ELEMENTS
+    if isinstance(value, Text | Image | File):
+        return False
+    if isinstance(value, ToolResult):
+        return is_large(value.value)
+    return is_large(
+        value if isinstance(value, dict | list | tuple | str | bytes) else getattr(value, "__dict__", value)
+    )
+
+
+@contextmanager
+def _untimed(context: ToolContext) -> Iterator[None]:
+    """Let the end of its run alone cut short a call whose tool is done: its result waits for others' large data."""
+    scope = context.scope
+    assert scope is not None
+    before, scope.deadline = scope.deadline, context.call.run.deadline
+    try:
+        yield
+    finally:
+        scope.deadline = before
 
 
 def _turned_away(state: RegistryState, tool: RegisteredTool) -> ToolResult | None:

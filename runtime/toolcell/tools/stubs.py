@@ -327,10 +327,6 @@ class _Stub:
         while others in named:
             others += "_"
         any_type = self._types.visible("Any")
-        if isinstance(extra := schema.get("additionalProperties"), dict) and len(named) == len(properties):
-            self._types.is_argument = True
-            any_type = self._types.annotation(extra, self._prefix, others, self._schema)
-            self._types.is_argument = False
         if self._types.lenient and len(named) < len(properties):
             return [f"*values: {any_type}", f"**{others}: {any_type}"]
         if self._types.lenient:

@@ -182,7 +182,8 @@ class Caller:
         arguments = Arguments(request.arguments)
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
-            if method.scope is Scope.READ and not request.was_free:  # the others end something, or are no work here
+            # The others end something.
+            if (method.scope is Scope.READ or request.method == "offer_tools") and not request.was_free:
                 async with self._admission.turn(self.principal.tenant):
                     pass
             request.admitted()
