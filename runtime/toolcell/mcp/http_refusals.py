@@ -22,7 +22,7 @@ GONE_STATUSES = frozenset({404, 410})
 """What a server says of a session that it does not know. Many say 400 with the word, as examples of SDKs do."""
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a gateway says when it has no answer of the server behind it."""
-MAX_SAID_BYTES = 4096
+MAX_SAID_BYTES = 2**16
 """Most bytes of a refusal's body that are read."""
 MAX_SAID_CHARS = 200
 PROBE_S = 3.0
