@@ -36,11 +36,11 @@ Part = Mapping[str, Any]
 MAX_PLAIN: Final = 32
 """Arguments that are copied without counting them all."""
 _FLAT_ROOT = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "$schema"})
-_FLAT = frozenset({
+_COMPARED = frozenset({
     "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
-    "default", "description", "title", "format", "examples",
+    "default",
 })  # fmt: skip
-_UNUSED = ("description", "title", "format", "examples")
+_FLAT = _COMPARED | {"description", "title", "format", "examples"}
 MAX_SHORT_CHARS = 1_000
 
 
@@ -55,7 +55,7 @@ def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     if not _is_short(required) or any(key not in _FLAT_ROOT and not key.startswith("x-") for key in schema):
         return {}
     flat = {
-        name: {key: value for key, value in part.items() if key not in _UNUSED}
+        name: {key: value for key, value in part.items() if key in _COMPARED}
         for name, part in properties.items()
         if isinstance(part, dict) and part.keys() <= _FLAT
     }

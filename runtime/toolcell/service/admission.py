@@ -249,9 +249,8 @@ class Admission:
         """Return until when a request that comes now waits."""
         return anyio.current_time() + self._share(tenant).queue_s
 
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait until a tenant's large data may be worked on, for what needs no place.
+    async def wait_until_free(self, tenant: str) -> None:
+        """Wait until a tenant's large data may be worked on.
 
         Raises:
             Problem: 503 with Retry-After: it took too long.
@@ -261,6 +260,11 @@ class Admission:
                 await anyio.sleep(LOOK_S)
         if not self.is_free(tenant):
             raise self._busy("its turn did not come before the deadline", tenant)
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Do the same before the block, which needs no place."""
+        await self.wait_until_free(tenant)
         yield
 
     @asynccontextmanager

@@ -184,8 +184,7 @@ class Caller:
         if not method.is_run:
             # The others end something.
             if (method.scope is Scope.READ or request.method == "offer_tools") and not request.was_free:
-                async with self._admission.turn(self.principal.tenant):
-                    pass
+                await self._admission.wait_until_free(self.principal.tenant)
             request.admitted()
             return await method.answer(self._session, request, arguments)
         async with self._place(self.principal, request.was_free) as cancel:
@@ -269,10 +268,8 @@ class Callers:
 
     async def serve(self, transport: ServerTransport, principal: Principal, tenant: Tenant, ask_who: AskWho) -> None:
         """Serve a connection until it is lost or ended. `ask_who` is asked at each request."""
-        counted, is_free = (
-            self._receiving.reservation(principal.tenant),
-            partial(self._admission.is_free, principal.tenant),
-        )
+        counted = self._receiving.reservation(principal.tenant)
+        is_free = partial(self._admission.is_free, principal.tenant)
         connection = Connection(transport, self._message_bytes, counted, is_free)
         caller, stay_s = None, self._grace_s
         try:

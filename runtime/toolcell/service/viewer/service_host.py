@@ -140,8 +140,7 @@ class ServiceHost:
         )
 
     async def log_of(self, visitor: Visitor) -> LogReader:
-        async with self.service.admission.turn(visitor.tenant):
-            pass
+        await self.service.admission.wait_until_free(visitor.tenant)
         if (found := self._logs.get(visitor.tenant)) is not None:
             return found
         config = (await self.tenant_of(visitor)).config
