@@ -195,13 +195,13 @@ def read_signature(
     schema["additionalProperties"] = extra
     returns = hints.get("return", Any)
     return Signature(
-        schema,
-        defaults,
-        converters,
-        converts_extra,
-        context_parameter,
-        _return_schema(returns, result_type),
-        returns is result_type,
+        parameters=schema,
+        defaults=defaults,
+        converters=converters,
+        converts_extra=converts_extra,
+        context_parameter=context_parameter,
+        returns=_return_schema(returns, result_type),
+        wants_result=returns is result_type,
     )
 
 
