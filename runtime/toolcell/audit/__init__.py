@@ -9,7 +9,7 @@ from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "AuditEvent", "AuditLog", "Ed25519Signer", "Filter", "Head", "HmacKey", "Index", "RecordConfig", "RecordDatabase",
-    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunChange", "RunSummary", "ShownRun", "Signer", "SpanSink",
+    "RecordedCall", "RecordedRun", "Recorder", "Report", "RunSummary", "ShownRun", "Signer", "SpanSink",
     "ToolContent", "Trust", "Verifier", "database_of", "key_ranges", "load_signer", "load_verifier", "load_verifiers",
     "receipt", "removals", "text_search", "verify",
 ]  # fmt: skip
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from toolcell.audit.reader import RecordedCall, RecordedRun
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.retention import removals
-    from toolcell.audit.run_diff import RunChange
     from toolcell.audit.signatures import Head
     from toolcell.audit.sinks import AuditEvent
     from toolcell.audit.store import RecordDatabase
@@ -55,7 +54,6 @@ else:
             "toolcell.audit.reader": "RecordedCall RecordedRun",
             "toolcell.audit.recorder": "Recorder",
             "toolcell.audit.retention": "removals",
-            "toolcell.audit.run_diff": "RunChange",
             "toolcell.audit.signatures": "Head",
             "toolcell.audit.sinks": "AuditEvent",
             "toolcell.audit.store": "RecordDatabase",

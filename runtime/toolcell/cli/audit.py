@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,10 +21,7 @@ from toolcell.audit import (
     Index,
     RecordedCall,
     RecordedRun,
-    RunChange,
-    RunSummary,
     ShownRun,
-    Trust,
     text_search,
 )
 from toolcell.cli import audit_terminal, exits
@@ -135,13 +131,6 @@ def write_html(page: str, path: Path) -> None:
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
 
 
-FOLLOW_S = 0.5
-"""How often a log that is followed is looked at."""
-UNSIGNED_LOOKS = 4
-"""So often a run that is not signed yet is looked at again before it is shown."""
-MAX_DIFF_LINES = 60
-
-
 # grep
 
 
@@ -228,113 +217,6 @@ def _match(match: text_search.Match, full: bool) -> list[Any]:
         safe(one_line(hit, most), "bold red"),
         safe(one_line(after, most)),
     ]
-
-
-# diff
-
-
-def diff(
-    target: Annotated[list[str], typer.Argument(metavar="[FILE] RUN RUN", help="The record, and two of its runs.")],
-    *,
-    full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
-    key: KeyFiles = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two recorded runs: script, settings, calls, output and result. Exits with 1 if they differ."""
-    if len(target) not in (2, 3):
-        raise UsageError("expected two runs, and before them their record if it is not the default")
-    with opened(target[0] if len(target) == 3 else None, key) as index:
-        found = [index.find(id) for id in target[-2:]]
-        changes = RunChange.between(*map(index.load, found))
-        runs = [{"id": run.id, "trust": run.trust} for run in found]
-        shown = {"runs": runs, "changes": [change.to_dict() for change in changes]}
-        output(shown, as_json, lambda: show_changes(found, changes, full, stdout()))
-    raise typer.Exit(exits.FAILED if changes else exits.OK)
-
-
-def show_changes(runs: list[RunSummary], changes: list[RunChange], full: bool, console: Console) -> None:
-    for sign, run in zip("-+", runs, strict=True):
-        trust = (run.trust, audit_terminal.TRUST_STYLES[run.trust])
-        console.print(
-            Text.assemble(f"{sign} run ", safe(audit_terminal.in_column(run.id, 100), "bold cyan"), "  ", trust)
-        )
-    if not changes:
-        console.print(Text("no difference in what is recorded", "green"))
-    for change in changes:
-        console.print(safe(one_line(change.what, 100), "bold"))
-        if change.lines:
-            shown = change.lines if full else change.lines[:MAX_DIFF_LINES]
-            for line in shown:
-                console.print(safe(f"  {line}", {"-": "red", "+": "green"}.get(line[:1], "dim")))
-            if len(shown) < len(change.lines):
-                console.print(Text(f"  ... {len(change.lines) - len(shown)} more lines: --full", "dim"))
-            continue
-        for sign, value, style in (("-", change.first, "red"), ("+", change.second, "green")):
-            console.print(safe(f"  {sign} {one_line(json_line(value), 1 << 30 if full else 200)}", style))
-
-
-# tail
-
-
-def tail(
-    directory: Dir = None,
-    *,
-    filters: FilterFlags,
-    limit: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=MOST, help="Begin with this many of the newest runs.")
-    ] = 10,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep showing runs as they end, until Ctrl-C.")
-    ] = False,
-    key: KeyFiles = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the newest runs, and with -f new ones as they end. With --json, one object per line."""
-    wanted = filters.filter(limit)
-    with opened(directory, key) as index:
-        coming = new_runs(index, filters.filter()) if follow else ()  # first: what comes meanwhile is shown twice
-        runs = index.runs(wanted) if limit else []
-        if as_json:
-            write_lines(runs)
-        else:
-            audit_terminal.show_list(runs, stdout())
-        if follow:
-            for more in coming:
-                write_lines(more) if as_json else audit_terminal.show_list(more, stdout(), has_heading=False)
-
-
-def write_lines(runs: list[RunSummary]) -> None:
-    for run in runs:
-        sys.stdout.write(json.dumps(run.to_dict()) + "\n")
-    sys.stdout.flush()
-
-
-def new_runs(index: Index, wanted: Filter) -> Iterator[list[RunSummary]]:
-    """Return runs from now on: when they are signed, or after a few looks without; again when they change."""
-    return _new_runs(index, wanted, {(run.chain, run.seq): (run.outcome, run.trust) for run in index.runs(wanted)})
-
-
-def _new_runs(
-    index: Index, wanted: Filter, shown: dict[tuple[str, int], tuple[str, str]]
-) -> Iterator[list[RunSummary]]:
-    waiting: dict[tuple[str, int], int] = {}
-    while True:
-        started = time.monotonic()
-        index.refresh()
-        fresh = []
-        for run in index.runs(wanted):
-            place, state = (run.chain, run.seq), (run.outcome, run.trust)
-            if shown.get(place) == state:
-                continue
-            looks = waiting[place] = waiting.get(place, 0) + 1
-            if (run.trust == Trust.UNSIGNED or run.ended_ns is None) and looks < UNSIGNED_LOOKS:
-                continue
-            shown[place] = state
-            del waiting[place]
-            fresh.append(run)
-        if fresh:
-            yield fresh
-        time.sleep(max(FOLLOW_S, 4 * (time.monotonic() - started)))  # a large log is looked at less often
 
 
 # events
@@ -557,8 +439,6 @@ register = group(
         "show": show,
         "stats": stats,
         "grep": grep,
-        "diff": diff,
-        "tail": tail,
         "events": events,
         "prune": prune,
         "verify": check,
