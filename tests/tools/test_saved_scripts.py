@@ -385,12 +385,7 @@ async def test_scripts_are_kept_as_plain_files_and_loaded_again(runtime: Runtime
     ]
     assert (tmp_path / "big_orders/v2.py").read_text() == SOURCE
     facts = json.loads((tmp_path / "big_orders/v1.json").read_text())
-    assert (facts["name"], facts["version"], facts["inputs"], sorted(facts["tools"])) == (
-        "big_orders",
-        1,
-        INPUTS,
-        ["note", "orders"],
-    )
+    assert (facts["name"], facts["version"], facts["inputs"]) == ("big_orders", 1, INPUTS)
     assert facts["options"] == {"requires_approval": False, "returns": {"type": "array"}}
     assert second.names() == ["orders", "note", "big_orders_v1", "big_orders"]
 
@@ -409,11 +404,9 @@ def test_an_approval_that_a_script_was_saved_with_is_asked_for_after_loading(tmp
     assert options.requires_approval and options.sends == {"mail"} and options.callable_from == {Origin.PLAN}
 
 
-def test_the_same_script_keeps_its_version_and_learns_the_tools_of_today(tmp_path: Path) -> None:
+def test_the_same_script_keeps_its_version_whatever_the_tools_are(tmp_path: Path) -> None:
     ToolRegistry().save_script("f", "tools.orders(since='x')", folder=tmp_path)
-    saved = shop().save_script("f", "tools.orders(since='x')", folder=tmp_path)
-    assert (saved.version, list(saved.tools)) == (1, ["orders"])
-    assert list(json.loads((tmp_path / "f/v1.json").read_text())["tools"]) == ["orders"]
+    assert shop().save_script("f", "tools.orders(since='x')", folder=tmp_path).version == 1
 
 
 def test_a_dotted_name_stays_in_its_folder_and_in_its_namespace(tmp_path: Path) -> None:
@@ -453,12 +446,6 @@ def damage(path: Path, how: str) -> None:
             facts.write_text(facts.read_text().replace('"options": {}', '"options": {"shell": true}'))
         case "wrong option":
             facts.write_text(facts.read_text().replace('"options": {}', '"options": {"timeout_s": "x"}'))
-        case "other digest":
-            facts.write_text(
-                facts.read_text().replace(
-                    '"tools": {}', '"tools": {"t": {"parameters": {}, "returns": null, "digest": "0"}}'
-                )
-            )
         case "wrong inputs":
             facts.write_text(facts.read_text().replace('"type": "object"', '"type": "array"'))
 
@@ -468,7 +455,6 @@ def damage(path: Path, how: str) -> None:
     [
         "source changed", "source gone", "source huge", "source a pipe", "source a link", "no JSON", "nested JSON",
         "a list", "other name", "other format", "unknown option", "wrong option", "wrong inputs",
-        "other digest",
     ],
 )  # fmt: skip
 def test_damaged_files_are_named_and_nothing_of_the_folder_is_registered(how: str, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def check(
 ) -> None:
     """Check saved scripts against the current tools: removed tools, parameters, types, and use of results.
 
-    A script breaks when a call in it cannot succeed or has a wrong type; it may break when a tool that it calls has
-    changed in a way that can matter; otherwise it is changed, or ok. Scripts are read and type-checked in sandboxes.
+    A script breaks when a call in it cannot succeed or has a wrong type; it may break when it could not be read whole;
+    otherwise it is ok. Scripts are read and type-checked in sandboxes.
 
     Exit status: 0 when no script breaks, 1 when one does, 2 for a wrong folder, file or option, 3 without a sandbox.
     """

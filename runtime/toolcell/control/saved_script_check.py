@@ -1,6 +1,6 @@
-"""Check saved scripts against the tools of today: which of them would break, where, and which change is behind it.
+"""Check saved scripts against the tools of today: which of them would break, and where.
 
-Scripts are read and type-checked in sandboxes; on the host only schemas are compared.
+Scripts are read and type-checked in sandboxes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from typing import Any, Final, Literal
 
 import anyio
 
-from toolcell.calls.call import CallableTools
-from toolcell.calls.definition import ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.control.type_check import TypeChecker
 from toolcell.errors import ToolcellError
 from toolcell.results import Preflight
-from toolcell.tools.adapters import AgentTool
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.saved_script import SavedScript, ToolThen, changes, load_scripts
+from toolcell.tools.saved_script import SavedScript, load_scripts
 from toolcell.tools.stubs import mapping
 
-ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
+ScriptStatus = Literal["ok", "may break", "breaks"]
 
 _EXAMPLES: Final[Mapping[Any, Any]] = {
     "string": "",
@@ -38,7 +35,7 @@ _EXAMPLES: Final[Mapping[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScriptFinding:
-    """One thing about a script that is not as it was when it was saved, or that is wrong in it."""
+    """One thing that is wrong in a script, or that could not be found out."""
 
     status: ScriptStatus
     """What it does to the script."""
@@ -63,7 +60,7 @@ class ScriptReport:
     @property
     def status(self) -> ScriptStatus:
         """The worst of the findings."""
-        order: tuple[ScriptStatus, ...] = ("breaks", "may break", "changed")
+        order: tuple[ScriptStatus, ...] = ("breaks", "may break")
         return next((each for each in order if any(found.status == each for found in self.findings)), "ok")
 
     def to_plain(self) -> dict[str, Any]:
@@ -81,7 +78,8 @@ async def check_script(
         SandboxUnavailable: no sandbox could be started to read the script in.
     """
     planned = await preflight(script.source, tools=tools)
-    types = await _of_types(script, tools, checker)
+    found = await checker.findings(script.source, tools, example_inputs(script))
+    types = [ScriptFinding("breaks", each["message"], line=each["line"]) for each in found]
     known = set(tools.names(Origin.CODE))
     unknown = {each.line for each in planned.problems if each.tool not in known}
     findings = [*_of_calls(planned, known, {each.line for each in types})]
@@ -89,8 +87,6 @@ async def check_script(
     if planned.note:
         is_wrong = planned.error_line is not None
         findings.append(ScriptFinding("breaks" if is_wrong else "may break", planned.note, line=planned.error_line))
-    called = {each.tool for each in planned.calls}
-    findings += _of_schemas(script, tools, called, bool(planned.dynamic or planned.note))
     return ScriptReport(script.name, script.version, tuple(findings))
 
 
@@ -103,20 +99,6 @@ def _of_calls(planned: Preflight, known: set[str], typed_lines: set[int | None])
             yield ScriptFinding("breaks", call.problem, call.tool, call.line)
 
 
-async def _of_types(script: SavedScript, tools: CallableTools, checker: TypeChecker) -> list[ScriptFinding]:
-    now = await _findings(script, tools, checker)
-    before = await _findings(script, as_then(script), checker) if now and script.tools else []
-    return [
-        ScriptFinding("breaks", message + (" (as when it was saved)" if (line, message) in before else ""), line=line)
-        for line, message in now
-    ]
-
-
-async def _findings(script: SavedScript, tools: CallableTools, checker: TypeChecker) -> list[tuple[int, str]]:
-    found = await checker.findings(script.source, tools, example_inputs(script))
-    return [(each["line"], each["message"]) for each in found]
-
-
 def example_inputs(script: SavedScript) -> dict[str, Any]:
     """Return a value of the right type for each input; None where several types are possible."""
     properties = mapping(script.inputs.get("properties"))
@@ -127,34 +109,6 @@ def example_inputs(script: SavedScript) -> dict[str, Any]:
         is_given = name in required or mapping(part).get("default") is not None
         values[name] = _EXAMPLES.get(kind) if is_given and isinstance(kind, str) else None
     return values
-
-
-def as_then(script: SavedScript) -> ToolRegistry:
-    """Return the tools that a script mentions, as they were when it was saved. They cannot be called."""
-    registry = ToolRegistry()
-    for name, then in script.tools.items():
-        about = "A tool as it was when a script was saved."
-        registry.add(AgentTool(ToolDefinition(name, about, then.parameters)), returns=then.returns)
-    return registry
-
-
-def _of_schemas(
-    script: SavedScript, tools: ToolRegistry, called: set[str], calls_unknown: bool
-) -> Iterator[ScriptFinding]:
-    """Compare the tools of then with those of today, by their digests."""
-    here = set(tools.names(Origin.CODE))
-    for name, then in script.tools.items():
-        is_used = name in called or calls_unknown
-        registered = tools.registered(name) if name in here else None
-        if registered is None:
-            if name not in called:
-                yield ScriptFinding("may break" if is_used else "changed", "the tool is gone", name)
-            continue
-        now = ToolThen(registered.definition.parameters, registered.options.returns)
-        if now.digest == then.digest:
-            continue
-        for change in changes(then, now):
-            yield ScriptFinding("may break" if change.can_break and is_used else "changed", change.text, name)
 
 
 async def check_scripts(

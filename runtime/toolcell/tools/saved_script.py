@@ -1,4 +1,4 @@
-"""`SavedScript`: a script that was saved by name, with the schema of its inputs and the tools as they were then.
+"""`SavedScript`: a script that was saved by name, with the schema of its inputs.
 
 It is a tool of a registry, and may be kept as files.
 """
@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from toolcell.calls.definition import (
 )
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
-from toolcell.calls.schema import with_parts
 from toolcell.calls.schema_walk import check_of
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support.checks import brief, check_kind, check_path
@@ -46,24 +45,10 @@ MAX_SCRIPT_NAME_CHARS: Final = MAX_NAME_CHARS - len(f"_v{MAX_VERSION}")
 
 NO_INPUTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-_WORD: Final = re.compile(r"\w+")
 OLD_VERSION: Final = re.compile(r"_v[1-9][0-9]*\Z")
 """How the name of an old version of a script ends: `NAME_v1`."""
 _UNSAVED: Final = frozenset({"preview", "revert", "orchestrates", "is_agent", "blocking", "exclusive_group"})
 """Options that are functions, or that do not fit a tool which runs others."""
-
-
-@frozen
-class ToolThen:
-    """A tool as it was when a script was saved."""
-
-    parameters: Mapping[str, Any]
-    returns: Mapping[str, Any] | None
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of both schemas, in hex."""
-        return _digest([self.parameters, self.returns])
 
 
 @frozen
@@ -78,13 +63,12 @@ class SavedScript:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Those of `ToolOptions` that it was saved with, as JSON."""
     version: int = 1
-    tools: Mapping[str, ToolThen] = field(default_factory=dict, repr=False)
-    """The tools whose names its text mentions, as they were when it was saved."""
 
     @property
     def digest(self) -> str:
         """The sha256 of what makes this another version than the one before, in hex."""
-        return _digest([self.name, self.source, self.inputs, self.description, self.options])
+        about = [self.name, self.source, self.inputs, self.description, self.options]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     @property
     def definition(self) -> ToolDefinition:
@@ -201,20 +185,6 @@ def _saved_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise RegistrationError(f"script {name!r}: an option cannot be saved: {exc}") from exc
 
 
-def tools_mentioned(source: str, tools: Iterable[RegisteredTool]) -> dict[str, ToolThen]:
-    """Return the tools whose names occur in a text. The text is not parsed: it may be a stranger's."""
-    words = frozenset(_WORD.findall(source))
-    return {
-        tool.name: ToolThen(tool.definition.parameters, tool.options.returns)
-        for tool in tools
-        if words.issuperset(_WORD.findall(tool.name.replace("-", "_"))) or tool.name in source
-    }
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 # Saved scripts as plain files: `NAME/v1.py` holds the source of version 1 of a script, `NAME/v1.json` all else. Several
 # processes may save into one folder at once. A version belongs to whoever makes its source first, and it is saved when
 # its JSON is there; a source without JSON is one that is being saved, or that a killed process left
@@ -222,7 +192,7 @@ def _digest(value: Any) -> str:
 
 FORMAT: Final = 1
 MAX_FACTS_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of the JSON of one version, most of which is the schemas of the tools."""
+"""Most bytes of the JSON of one version, most of which is the schema of its inputs."""
 MAX_SCRIPTS: Final = 10_000
 
 _VERSION: Final = re.compile(r"v([1-9][0-9]{0,4})\.(py|json)")
@@ -246,8 +216,6 @@ FACTS_SCHEMA: Final = _exactly(
     description=_TEXT,
     inputs=_DICT,
     options=_DICT,
-    tools=_DICT
-    | {"additionalProperties": _exactly(parameters=_DICT, returns={"type": ["object", "null"]}, digest=_TEXT)},
 )
 """What the JSON of a version holds."""
 
@@ -269,24 +237,19 @@ def _save_files(folder: str | os.PathLike[str], script: SavedScript) -> SavedScr
             made = replace(script, version=_next_version(place, script, taken))
             if made.version > MAX_VERSION:
                 raise UsageError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
-            if _claim(place, made) and _write_facts(place, made, replace_it=False):
+            if _claim(place, made) and _write_facts(place, made):
                 return made
     except OSError as exc:
         raise UsageError(f"script {script.name!r} cannot be saved in {str(folder)!r:.200}: {exc.strerror}") from exc
 
 
 def _the_same(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> SavedScript | None:
-    """Return the latest version if it is this script, with the tools as they are now."""
+    """Return the latest version if it is this script."""
     saved = [number for number, endings in taken.items() if endings == {"py", "json"}]
     if not saved or max(saved) < max(taken):
         return None
     latest = _read_version(place, script.name, max(saved))
-    if latest.digest != script.digest:
-        return None
-    if latest.tools != script.tools:
-        latest = replace(latest, tools=script.tools)
-        _write_facts(place, latest, replace_it=True)
-    return latest
+    return latest if latest.digest == script.digest else None
 
 
 def _next_version(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> int:
@@ -309,11 +272,7 @@ def _claim(place: Path, script: SavedScript) -> bool:
     return True
 
 
-def _write_facts(place: Path, script: SavedScript, *, replace_it: bool) -> bool:
-    tools = {
-        name: {"parameters": each.parameters, "returns": each.returns, "digest": each.digest}
-        for name, each in sorted(script.tools.items())
-    }
+def _write_facts(place: Path, script: SavedScript) -> bool:
     facts = {
         "format": FORMAT,
         "name": script.name,
@@ -322,13 +281,12 @@ def _write_facts(place: Path, script: SavedScript, *, replace_it: bool) -> bool:
         "description": script.description,
         "inputs": script.inputs,
         "options": script.options,
-        "tools": tools,
     }
     data = (json.dumps(facts, indent=1) + "\n").encode()
     if len(data) > MAX_FACTS_BYTES:
-        raise UsageError(f"script {script.name!r}: its schemas have {len(data)} bytes; the limit is {MAX_FACTS_BYTES}")
+        raise UsageError(f"script {script.name!r}: its inputs have {len(data)} bytes; the limit is {MAX_FACTS_BYTES}")
     try:
-        write_file(place / f"v{script.version}.json", data, mode=_READABLE, replace=replace_it)
+        write_file(place / f"v{script.version}.json", data, mode=_READABLE, replace=False)
     except FileExistsError:
         return False
     return True
@@ -388,10 +346,7 @@ def _read_version(place: Path, name: str, number: int) -> SavedScript:
         raise UsageError(f"{shown}.py is not UTF-8") from exc
     except RegistrationError as exc:
         raise UsageError(f"{shown}.json is damaged: {exc}") from exc
-    tools = {each: ToolThen(tool["parameters"], tool["returns"]) for each, tool in facts["tools"].items()}
-    if any(tools[each].digest != tool["digest"] for each, tool in facts["tools"].items()):
-        raise UsageError(f"{shown}.json is damaged: a digest is not that of its tool; save the script again")
-    return replace(script, version=number, tools=tools)
+    return replace(script, version=number)
 
 
 def _read(path: Path, limit: int, shown: str) -> bytes:
@@ -407,79 +362,6 @@ def _read(path: Path, limit: int, shown: str) -> bytes:
     if len(data) > limit:
         raise UsageError(f"{shown} has more than {limit} bytes")
     return data
-
-
-# What has changed between two JSON Schemas of a tool, in words. Whether a certain script breaks is for a type checker
-
-
-MAX_CHANGES: Final = 50
-_ABOUT: Final = frozenset({"description", "title", "examples", "$comment", "default", "deprecated", "$schema"})
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaChange:
-    """One change of a tool since a script was saved."""
-
-    text: str
-    can_break: bool
-
-
-def changes(then: ToolThen, now: ToolThen) -> list[SchemaChange]:
-    """Return how a tool has changed; [] when only what is said about it has."""
-    found = [*_of_parameters(then.parameters, now.parameters)]
-    if _meaning(then.returns) != _meaning(now.returns):
-        found.append(SchemaChange(f"it returned {_kind(then.returns)} and returns {_kind(now.returns)} now", True))
-    return found[:MAX_CHANGES]
-
-
-def _of_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[SchemaChange]:
-    before, after = mapping(then.get("properties")), mapping(now.get("properties"))
-    needed, needs = _required(then), _required(now)
-    gone, new = [each for each in before if each not in after], [each for each in after if each not in before]
-    if len(gone) == len(new) == 1 and _meaning(before[gone[0]]) == _meaning(after[new[0]]):
-        yield SchemaChange(f"parameter {gone[0]!r} is called {new[0]!r} now", True)
-        gone, new = [], []
-    for name in gone:
-        yield SchemaChange(f"parameter {name!r} is gone", True)
-    for name in new:
-        if name in needs:
-            yield SchemaChange(f"parameter {name!r} is new and required", True)
-        else:
-            yield SchemaChange(f"parameter {name!r} is new", False)
-    for name in (each for each in before if each in after):
-        if name in needs and name not in needed:
-            yield SchemaChange(f"parameter {name!r} is required now", True)
-        elif name in needed and name not in needs:
-            yield SchemaChange(f"parameter {name!r} may be left out now", False)
-        if _meaning(before[name]) != _meaning(after[name]):
-            yield SchemaChange(
-                f"parameter {name!r} took {_kind(before[name])} and takes {_kind(after[name])} now", True
-            )
-    if _remaining_keywords(then) != _remaining_keywords(now):
-        yield SchemaChange("the rules for its parameters together are others", True)
-
-
-def _required(schema: Mapping[str, Any]) -> frozenset[str]:
-    names = schema.get("required")
-    return frozenset(each for each in names if isinstance(each, str)) if isinstance(names, list) else frozenset()
-
-
-def _remaining_keywords(schema: Mapping[str, Any]) -> Any:
-    return _meaning({name: part for name, part in schema.items() if name not in ("properties", "required")})
-
-
-def _meaning(schema: Any) -> Any:
-    """Return a schema without what is only said about it."""
-    if not isinstance(schema, Mapping):
-        return schema
-    return with_parts({name: part for name, part in schema.items() if name not in _ABOUT}, _meaning)
-
-
-def _kind(schema: Any) -> str:
-    if schema is None:
-        return "something undeclared"
-    text = json.dumps(_meaning(schema), sort_keys=True)
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 # Saved scripts as tools of a registry: the latest version under its name, older ones as `NAME_v1` and so on. A call
@@ -502,7 +384,6 @@ def save_version(
     """
     target.spec(script).compile()
     _check_free(script.name, state)
-    script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
     sources = [tool.spec.source for tool in state.tools.values()]
     versions = {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == script.name}
     if folder is not None:
