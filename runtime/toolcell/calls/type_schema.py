@@ -125,14 +125,7 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 _NO_DEFAULT: Final = inspect.Parameter.empty
-_ABSENT: Final = object()
-"""The default of what a TypedDict need not have: the function is called without it."""
 _UNPACKS: Final[tuple[Any, ...]] = (typing.Unpack, typing_extensions.Unpack)
-_QUALIFIERS: Final[dict[Any, Any]] = {
-    typing_extensions.Required: _NO_DEFAULT,
-    typing_extensions.NotRequired: _ABSENT,
-    typing_extensions.ReadOnly: None,
-}
 
 
 @frozen
@@ -168,7 +161,7 @@ def read_signature(
     converters: dict[str, Callable[[Any], Any]] = {}
     context_parameter, converts_extra = None, None
     extra: Schema | bool = False
-    for parameter in _parameters(function, hints):
+    for parameter in _parameters(function):
         name, hint = parameter.name, hints.get(parameter.name, Any)
         if name not in hints:
             _check_meant(function, name, context_type)
@@ -176,13 +169,12 @@ def read_signature(
             context_parameter = name
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            if table_type(hint) is not None:
+            if table_type(hint) is not None or get_origin(hint) in _UNPACKS:
                 raise RegistrationError(f"{_name(function)}: **{name} takes no {hint!r}; give each of them a parameter")
             extra, converts_extra = _property(function, name, hint, _NO_DEFAULT, None) or True, _converter(hint)
             continue
         hint, default, makes_default = _default(parameter, hint)
-        shown = _NO_DEFAULT if default is _ABSENT else default
-        properties[name] = _property(function, name, hint, shown, descriptions.get(name))
+        properties[name] = _property(function, name, hint, default, descriptions.get(name))
         if default is _NO_DEFAULT:
             required.append(name)
         elif makes_default is not None and "default" not in properties[name]:
@@ -205,8 +197,7 @@ def read_signature(
     )
 
 
-def _parameters(function: Callable[..., Any], hints: dict[str, Any]) -> list[inspect.Parameter]:
-    """Return what a function takes. The keys of `**options: Unpack[Options]` are parameters; `hints` gets theirs."""
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError) as exc:
@@ -216,23 +207,6 @@ def _parameters(function: Callable[..., Any], hints: dict[str, Any]) -> list[ins
             raise RegistrationError(
                 f"{_name(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
             )
-    last = parameters[-1] if parameters else None
-    hint: Any = None if last is None or last.kind is not last.VAR_KEYWORD else hints.get(last.name)
-    if get_origin(hint) not in _UNPACKS:
-        return parameters
-    (options,) = get_args(hint)
-    if not is_typeddict(options):
-        raise RegistrationError(f"{_name(function)}: {options!r} is not a TypedDict, and ** takes no other Unpack")
-    parameters.pop()
-    for name, each in _hints(function, options).items():
-        if any(name == parameter.name for parameter in parameters):
-            raise RegistrationError(f"{_name(function)}: {name!r} is a parameter, and a key of {options!r}")
-        default = _ABSENT if name in options.__optional_keys__ else _NO_DEFAULT
-        while (qualifier := get_origin(each)) in _QUALIFIERS:
-            # `__optional_keys__` lacks those whose annotations are text.
-            default, (each,) = _QUALIFIERS[qualifier] or default, get_args(each)
-        hints[name] = each
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return parameters
 
 
@@ -257,10 +231,9 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def _hints(function: Callable[..., Any], options: Any = None) -> dict[str, Any]:
-    """Return the annotations of a function, or of the options that it takes."""
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing_extensions.get_type_hints(options or inspect.unwrap(_called(function)), include_extras=True)
+        return typing_extensions.get_type_hints(inspect.unwrap(_called(function)), include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as exc:  # annotations may be any text
         raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
 
