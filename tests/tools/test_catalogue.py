@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rows import each_row
-from toolcell.builtin import HashEmbeddings
 from toolcell.config import SHOWN_CHARS
-from toolcell.errors import EmbeddingError, UsageError
+from toolcell.errors import UsageError
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex
 from toolcell.tools.stubs import MAX_TEXT_CHARS
@@ -112,52 +111,6 @@ def test_a_description_of_any_length_adds_a_bounded_number_of_words() -> None:
 
 
 # Embeddings
-
-
-class Meaning:
-    """Knows that a car is an automobile."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    def dimensions(self) -> int:
-        return 2
-
-    def name(self) -> str:
-        return "meaning"
-
-    async def embed(self, texts: list[str]) -> list[list[float]]:
-        self.requests += 1
-        return [[1.0, 0.0] if "car" in text or "automobile" in text else [0.0, 1.0] for text in texts]
-
-
-CARS = (("rent_car", "Rent one for a day or two", {}), ("boil_egg", "Boil an egg for breakfast", {}))
-
-
-async def test_with_embeddings_a_search_finds_what_means_the_same() -> None:
-    provider = Meaning()
-    registry = registry_of(*CARS, embeddings=provider)
-
-    assert await names_found(registry_of(*CARS), "automobile") == []
-    assert await names_found(registry, "automobile") == ["rent_car"]
-    assert await names_found(registry, "boil_egg automobile") == ["boil_egg", "rent_car"]
-    assert provider.requests == 3  # the tools once, and each query
-
-
-async def test_a_provider_that_fails_leaves_the_ranking_by_words(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Meaning):
-        async def embed(self, texts: list[str]) -> list[list[float]]:
-            raise EmbeddingError("the service is down")
-
-    assert await names_found(registry_of(*CARS, embeddings=Failing()), "egg") == ["boil_egg"]
-    assert "the service is down" in caplog.text
-
-
-def test_something_else_than_a_provider_is_refused() -> None:
-    assert ToolRegistry(embeddings=HashEmbeddings()).settings.embeddings is not None
-    for wrong in (HashEmbeddings, "hash", 1):
-        with pytest.raises(UsageError, match="EmbeddingProvider"):
-            ToolRegistry(embeddings=wrong)
 
 
 # Detail

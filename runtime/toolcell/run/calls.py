@@ -187,7 +187,7 @@ class ToolCalls:
         return made
 
     async def _answer_discovery(self, call: CallTool) -> Answer:
-        """Answer `list_tools` and `search_tools`. Only words decide, so that a replay finds what its run has found."""
+        """Answer `list_tools` and `search_tools`."""
         definitions = self._run.tools.definitions(Origin.CODE)
         wanted: dict[str, Any] = call.args
         if not wanted:

@@ -35,7 +35,7 @@ from toolcell.support.log import logger_of
 from toolcell.tools.adapters import FunctionTool, specs_of
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL, CodeRuntime, CodeTool
 from toolcell.tools.pipeline import OnResult, answer_call, check_arguments, refuse, run_batch, run_call
-from toolcell.tools.search import FOUND, find_by_meaning, is_large, listed_within, named_of, search_spec
+from toolcell.tools.search import FOUND, find_soon, is_large, listed_within, named_of, search_spec
 from toolcell.tools.spec import (
     Middleware,
     RegisteredTool,
@@ -570,14 +570,12 @@ class ToolRegistry:
     ) -> builtins.list[ToolDefinition]:
         """Return the tools that fit a query, best first, among those that a caller from `origin` sees.
 
-        Words count in names, then in descriptions, then in parameters; tools that the query names come first. With
-        `ToolRegistry(embeddings=...)`, likeness of meaning counts too.
+        Words count in names, then in descriptions, then in parameters; tools that the query names come first.
 
         Raises:
             UsageError: the query has more than 1,000 characters, or `limit` is not from 1 to 100.
         """
-        definitions = self.definitions(origin, policies=policies)
-        return await find_by_meaning(definitions, query, limit, self.settings.embeddings)
+        return await find_soon(self.definitions(origin, policies=policies), query, limit)
 
     def describe_tools(
         self,

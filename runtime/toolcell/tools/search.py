@@ -17,9 +17,7 @@ from toolcell.calls.options import Origin, ToolOptions
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import check_count, check_kind, did_you_mean
-from toolcell.support.embeddings import EmbeddingProvider, embed_texts, nearest
-from toolcell.support.log import logger_of
-from toolcell.support.vocabulary import fused_ranks, query_words, words
+from toolcell.support.vocabulary import query_words, words
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 from toolcell.tools.stubs import DETAILS, Recent, tools_text
@@ -38,13 +36,9 @@ SMALL: Final = 100
 MAX_FIELD_CHARS: Final = 4_000
 """Most characters of a description, and of the parameters of one tool: what a stranger's server may add to the
 index."""
-EMBEDDED_CHARS: Final = 1_000
-"""Characters of each tool's text, for its vector."""
 
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMES_IN_QUERY: Final = re.compile(r"[\w.-]+")
-
-logger = logger_of("toolcell.tools")
 
 
 def words_of(text: str) -> list[str]:
@@ -76,7 +70,6 @@ class ToolIndex:
         self._scores: Callable[[list[str]], Sequence[float]] = _scorer(self._texts)
         self._known = [frozenset(text) for text in self._texts]
         self._exact = {key.casefold(): at for at, each in enumerate(self.definitions) for key in _names_of(each)}
-        self._vectors: tuple[EmbeddingProvider, list[list[float]]] | None = None
 
     def ranked(self, query: str) -> list[int]:
         """Return the places of the tools that have a word of the query, best first; tools that it names come first."""
@@ -88,19 +81,6 @@ class ToolIndex:
         fits = [at for at in range(len(scores)) if not self._known[at].isdisjoint(wanted)]
         return list(dict.fromkeys([*named, *sorted(fits, key=lambda at: -scores[at])]))
 
-    async def ranked_by_meaning(self, query: str, provider: EmbeddingProvider) -> list[int]:
-        """Return the places of all tools by the rank of their words and that of their vectors together.
-
-        Raises:
-            EmbeddingError: there are no vectors, or none that can be used.
-        """
-        if self._vectors is None or self._vectors[0] is not provider:
-            self._vectors = provider, await embed_texts(provider, [_embedded_text(each) for each in self.definitions])
-        vectors = self._vectors[1]
-        (wanted,) = await embed_texts(provider, [query])
-        near = [at for at, score in nearest(wanted, vectors) if score > 0]
-        return list(fused_ranks((self.ranked(query), 1), (near, 1)))
-
 
 def _parameter_texts(definition: ToolDefinition) -> str:
     properties = definition.parameters.get("properties")
@@ -109,11 +89,6 @@ def _parameter_texts(definition: ToolDefinition) -> str:
         described = schema.get("description") if isinstance(schema, dict) else None
         parts += [name, described] if isinstance(described, str) else [name]
     return " ".join(parts)[:MAX_FIELD_CHARS]
-
-
-def _embedded_text(definition: ToolDefinition) -> str:
-    named = " ".join(words(_CAMEL.sub(" ", definition.name)))
-    return f"{named}. {definition.description} {_parameter_texts(definition)}"[:EMBEDDED_CHARS]
 
 
 def _scorer(texts: Sequence[list[str]]) -> Callable[[list[str]], Sequence[float]]:
@@ -146,21 +121,11 @@ def find(definitions: Sequence[ToolDefinition], query: str, limit: int = FOUND) 
     return [definitions[at] for at in index_of(definitions).ranked(query)[:limit]]
 
 
-async def find_by_meaning(
-    definitions: Sequence[ToolDefinition], query: str, limit: int, provider: EmbeddingProvider | None
-) -> list[ToolDefinition]:
-    """Do the same with an embedding provider, if there is one. One that fails is logged, and words decide alone."""
-    check_query(query, limit)
-    if len(definitions) > SMALL:
-        await daemon_threads.run_sync(index_of, definitions)  # it is found again below
-    if provider is not None and definitions:
-        try:
-            ranked = await index_of(definitions).ranked_by_meaning(query, provider)
-            return [definitions[at] for at in ranked[:limit]]
-        except Exception as exc:  # a provider may be anybody's code, and a search goes on without it
-            failed = type(exc).__name__
-            logger.warning("search_tools: the embedding provider failed (%s: %s); words decide", failed, exc)
-    return find(definitions, query, limit)
+async def find_soon(definitions: Sequence[ToolDefinition], query: str, limit: int) -> list[ToolDefinition]:
+    """Do the same, and keep the event loop free while the index of many tools is made."""
+    if len(definitions) <= SMALL:
+        return find(definitions, query, limit)
+    return await daemon_threads.run_sync(find, definitions, query, limit)
 
 
 def check_query(query: object, limit: object) -> None:
@@ -284,7 +249,7 @@ async def _search(context: ToolContext) -> str:
     tools = {tool.name: tool for origin in origins for tool in registry.state.visible(origin, policies)}
     own = [tool for tool in tools.values() if not is_search(tool)]
     definitions = [tool.definition for tool in own]
-    found = await find_by_meaning(definitions, args["query"], args["limit"], registry.settings.embeddings)
+    found = await find_soon(definitions, args["query"], args["limit"])
     call.run.state.note_found(each.name for each in found)
     if not found:
         return f"none of {len(own)} tools fits; use other words"

@@ -36,14 +36,12 @@ from toolcell.flows import flow_of
 from toolcell.support.checks import (
     brief,
     check_count,
-    check_does,
     check_kind,
     check_one_of,
     check_seconds,
     is_async,
     suggestion,
 )
-from toolcell.support.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 from toolcell_bridge.wire.frozen import frozen
 
@@ -459,8 +457,6 @@ class RegistrySettings:
     a tool that has such threads is not started again until one of them ends."""
     repeat_hint: int = 3
     """The same call failing this often in a row makes its error say so."""
-    embeddings: EmbeddingProvider | None = None
-    """Makes `search_tools` look for likeness of meaning too, not in scripts: a replay finds what its run has found."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "pending_wait_s"):
@@ -469,8 +465,6 @@ class RegistrySettings:
             check_count(name, getattr(self, name), 1)
         check_count("max_batch", self.max_batch, 1, optional=True)
         check_kind("sequential", self.sequential, bool)
-        if self.embeddings is not None:
-            check_does("embeddings", self.embeddings, EmbeddingProvider, PROVIDERS)
         check_one_of("coercion", self.coercion, get_args(Coercion))
         check_one_of("extras", self.extras, get_args(Extras))
 
