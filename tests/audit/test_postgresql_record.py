@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 import sys
 import tempfile
 import threading
@@ -20,7 +19,6 @@ from record_places import Way, connected, drop, record_url, rows, schema_of, way
 from toolcell import PoolConfig, RunContext, Runtime, ToolRegistry
 from toolcell.audit import AuditLog, HmacKey, Index, records, verify
 from toolcell.audit.databases import database_of
-from toolcell.audit.postgres_record import glob_pattern
 from toolcell.errors import AuditError, ResumeError, UsageError
 from toolcell.journal.database import REQUEST, SESSION, JournalDatabase, OpenJournal, UnderWay
 from toolcell.journal.request_keys import RequestKeys
@@ -503,29 +501,6 @@ async def test_a_run_whose_task_is_cancelled_while_it_begins_is_not_kept_from_ot
                 await anyio.sleep(0.1)
         else:
             pytest.fail("the run is still locked")
-
-
-def test_a_pattern_means_the_same_as_in_sqlite(url: str) -> None:
-    texts = ["", "a", "b", "z", "-", "]", "[", "^", "a[]b", "a]b", "ab", "\\", "a\nb"]
-    with closing(sqlite3.connect(":memory:")) as ours, closing(connected(url)) as theirs:
-        for glob in (
-            "[",
-            "*[",
-            "a[]b",
-            "[z-a]",
-            "[a-z]",
-            "[^a]",
-            "[]-a]",
-            "[^]]*",
-            "[a-]",
-            "[^",
-            "a[]]b",
-            "[\\^-]",
-            "?*b",
-        ):
-            found = [ours.execute("SELECT ? GLOB ?", (text, glob)).fetchone()[0] for text in texts]
-            query = 'SELECT (%s::text COLLATE "C" ~ %s)::int'
-            assert found == [theirs.execute(query, (each, glob_pattern(glob))).fetchone()[0] for each in texts], glob
 
 
 WRONG = {

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import pytest
 
 from rows import each_row
-from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
+from toolcell import Limits, Outcome, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
 from toolcell.sandbox.stream import read_available
 from toolcell.testing import FakeBackend, check_backend, contract_cases, contract_lacks
 from toolcell.testing import fake as fakes
 from toolcell.testing import harness as harnesses
 from toolcell.testing.contract import case as cases
+from toolcell.testing.contract.case import CaseGroup
 from toolcell.testing.contract.check import CaseResult
 from toolcell.testing.fake import FakeSandbox
 from toolcell.testing.harness import ContractViolation
@@ -133,6 +134,22 @@ async def test_a_fault_is_found(backend: type[FakeBackend], name: str, monkeypat
     assert [line.name for line in report.failed] == [name], str(report)
     assert report.failed[0].problem
     assert not report.ok
+
+
+async def test_a_script_that_ends_in_another_way_than_its_case_says_is_a_violation() -> None:
+    group, flood = CaseGroup("own"), ["while True: print('x' * 1000)"]
+    group.ends("by_itself", "It dies.", ["1"], Outcome.KILLED)
+    group.ends("by_another", "It has a limit.", flood, Outcome.OUTPUT_LIMIT, limit="cpu_s", output_flood_bytes=9999)
+    group.ends(
+        "by_a_limit", "It has.", flood, Outcome.OUTPUT_LIMIT, limit="output_flood_bytes", output_flood_bytes=9999
+    )
+    by_itself, by_another, by_a_limit = group.cases
+
+    with pytest.raises(ContractViolation, match="outcome"):
+        await by_itself(FakeBackend)
+    with pytest.raises(ContractViolation, match="cpu_s"):
+        await by_another(FakeBackend)
+    await by_a_limit(FakeBackend)
 
 
 async def test_the_report_has_a_line_for_every_case_and_a_reason_for_every_skip() -> None:

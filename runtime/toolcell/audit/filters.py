@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,18 +30,13 @@ _MAY_HOLD: Final = """(writer, n) IN (
 streams, and those with a table or an array: what is searched of them does not stand together in an event."""
 
 
+_LIKE: Final = r"LIKE ? ESCAPE '\'"
 _OF_CALLS: Final = "EXISTS (SELECT 1 FROM call WHERE call.writer = run.writer AND call.run = run.n AND {})"
 _OF_REQUESTS: Final = "EXISTS (SELECT 1 FROM request WHERE request.writer = run.writer AND request.run = run.n AND {})"
 _DECIDED_BY: Final = f"""EXISTS (
     WITH wanted(name) AS (VALUES (?))
     SELECT 1 FROM wanted WHERE run.decided_by = name OR {_OF_CALLS.format("call.decided_by = name")}
 )"""
-
-
-class Glob(str):
-    """A pattern of SQLite's GLOB. Another database gets it in its own language."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +47,7 @@ class Filter:
     until_ns: int | None = None
     outcome: str | None = None
     tool: str | None = None
-    """Name or glob of a tool that the run called."""
+    """Name of a tool that the run called; `*` and `?` in it stand for any text and any letter."""
     sha256: str | None = None
     """Beginning of the script's digest."""
     session: str | None = None
@@ -60,7 +56,7 @@ class Filter:
     decided_by: str | None = None
     """Who decided about the run, or about one of its calls."""
     host: str | None = None
-    """Name or glob of a host that a request of the run went to."""
+    """The same of a host that a request of the run went to."""
     secret: str | None = None
     """Name of a secret that went into a request of the run."""
     trust: str | None = None
@@ -77,6 +73,13 @@ class Filter:
     """Select only this many of the newest runs."""
 
 
+def like_pattern(glob: str | None) -> str | None:
+    """Return the pattern of LIKE for a text in which `*` and `?` stand for others."""
+    if glob is None:
+        return None
+    return re.sub(r"[\\%_]", r"\\\g<0>", glob).replace("*", "%").replace("?", "_")
+
+
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     """Return a WHERE clause and its values. No text of a caller becomes SQL."""
     rows: tuple[tuple[str, Any], ...] = (
@@ -86,9 +89,9 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         ("user = ?", wanted.user),
         ("session = ?", wanted.session),
         ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
-        (_OF_CALLS.format("tool GLOB ?"), Glob(wanted.tool) if wanted.tool is not None else None),
+        (_OF_CALLS.format(f"tool {_LIKE}"), like_pattern(wanted.tool)),
         (_DECIDED_BY, wanted.decided_by),
-        (_OF_REQUESTS.format("host GLOB ?"), Glob(wanted.host) if wanted.host is not None else None),
+        (_OF_REQUESTS.format(f"host {_LIKE}"), like_pattern(wanted.host)),
         (_OF_REQUESTS.format("secret = ?"), wanted.secret),
         (_MAY_HOLD, wanted.may_hold),
     )

@@ -55,30 +55,6 @@ class Signer(Verifier, Protocol):
         """Return the signature of `data`."""
 
 
-class WrappedSigner:
-    """A caller's signer. Every exception of it becomes an `AuditError` that names the key."""
-
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
-        self.key_id = signer.key_id
-        self.algorithm = signer.algorithm
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the signature of `data`.
-
-        Raises:
-            AuditError: the signer raised.
-        """
-        try:
-            return bytes(memoryview(self._signer.sign(data)))
-        except Exception as exc:
-            raise AuditError(f"the key {self.key_id} did not sign: {type(exc).__name__}: {exc}") from exc
-
-    def is_valid(self, data: bytes, signature: bytes) -> bool:
-        """True when the holder of the key signed `data`."""
-        return self._signer.is_valid(data, signature)
-
-
 class HmacKey:
     """A shared secret: signs and verifies."""
 
@@ -276,7 +252,7 @@ def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path | None) -> 
     if key is not None and not isinstance(key, str | os.PathLike):
         if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign", "is_valid")):
             raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
-        return WrappedSigner(key)
+        return key
     path = Path(key) if key is not None else default_key_path()
     if log is not None and path.resolve() == log.resolve():
         raise UsageError(f"the key {path} is the record that it would sign")

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from toolcell.audit.filters import Glob
 from toolcell.audit.sqlite_record import make_tables
 from toolcell.audit.store import LOCK_S, TABLE_NAMES, TABLES, VERSION, Lock, RecordDatabase, lock_number, storable
 from toolcell.errors import AuditError, BadInput, UsageError
@@ -74,7 +73,6 @@ DIFFERENCES: Final = (
     (r"\buser\b", '"user"'),
     (r"\bchar\(10\)", "chr(10)"),
     (r"\binstr\(", "pg_catalog.position("),
-    (r"\bGLOB\b", "~"),
     (r"AS BLOB\)", "AS BYTEA)"),
     (r"X'([0-9A-F]+)'", r"'\\x\1'::bytea"),
     (r"typeof\((\w+)\) = '\w+'", r"\1 IS NOT NULL"),
@@ -106,44 +104,6 @@ def _replaced(sql: str, differences: Iterable[tuple[str, str]]) -> str:
     for pattern, text in differences:
         sql = re.sub(pattern, text, sql)
     return sql
-
-
-def _value(given: Any) -> Any:
-    return glob_pattern(given) if isinstance(given, Glob) else storable(given)
-
-
-def glob_pattern(glob: str) -> str:
-    """Return the regular expression of PostgreSQL's that means the same as a pattern of SQLite's GLOB."""
-    simple, parts, at = {"*": ".*", "?": "."}, [], 0
-    while at < len(glob):
-        each, at = glob[at], at + 1
-        if each != "[":
-            parts.append(simple.get(each) or re.escape(each))
-            continue
-        start = at + glob.startswith("^", at)
-        if (end := glob.find("]", start + 1)) < 0:
-            return "$."  # it matches nothing
-        parts.append(f"[{glob[at:start]}{_class(glob[start:end])}]")
-        at = end + 1
-    return f"^(?:{''.join(parts)})$"
-
-
-def _class(text: str) -> str:
-    """Return characters and ranges as PostgreSQL's brackets have them. A range that is empty is its first character."""
-    parts, before, at = [], "", 0
-    while at < len(text):
-        each, at = text[at], at + 1
-        if each == "-" and before and at < len(text):
-            parts += [f"{_escaped(before)}-{_escaped(text[at])}"] if before <= text[at] else []
-            before, at = "", at + 1
-        else:
-            parts.append(_escaped(each))
-            before = "" if at == 1 and each == "]" else each
-    return "".join(parts)
-
-
-def _escaped(each: str) -> str:
-    return f"\\{each}" if each in "\\]^-[" else each
 
 
 class PostgresConnection:
@@ -206,7 +166,7 @@ class PostgresConnection:
             return self._execute(sql, values, is_scan)
 
     def _execute(self, sql: str, values: Any, is_scan: bool) -> Any:
-        text, given = translated(sql), [_value(each) for each in values]
+        text, given = translated(sql), [storable(each) for each in values]
         if not is_scan:
             return self._connection.execute(text, given)
         self._scans += 1
@@ -223,7 +183,7 @@ class PostgresConnection:
     def executemany(self, sql: str, rows: Any, /) -> Any:
         """Execute a statement for each row of values."""
         cursor = self._connection.cursor()
-        cursor.executemany(translated(sql), [[_value(each) for each in row] for row in rows])
+        cursor.executemany(translated(sql), [[storable(each) for each in row] for row in rows])
         return cursor
 
     def close(self) -> None:

@@ -74,8 +74,15 @@ class Head:
 
     @classmethod
     def sign(cls, log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, reason: str, signer: Signer) -> Self:
-        """Make a signed head."""
-        signature = signer.sign(cls._statement(log, chain, seq, record_hash, at_ns, reason))
+        """Make a signed head.
+
+        Raises:
+            AuditError: the signer, which may be the caller's own, raised.
+        """
+        try:
+            signature = bytes(memoryview(signer.sign(cls._statement(log, chain, seq, record_hash, at_ns, reason))))
+        except Exception as exc:
+            raise AuditError(f"the key {signer.key_id} did not sign: {type(exc).__name__}: {exc}") from exc
         return cls(log, chain, seq, record_hash, at_ns, reason, signer.key_id, signature)
 
     def is_signed_by(self, verifier: Verifier) -> bool:

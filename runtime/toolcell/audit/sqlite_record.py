@@ -97,6 +97,7 @@ class SqliteRecord(RecordDatabase):
             db.text_factory = text
             try:
                 db.execute("PRAGMA trusted_schema = OFF")
+                db.execute("PRAGMA case_sensitive_like = ON")  # as in PostgreSQL
                 db.execute(f"PRAGMA busy_timeout = {LOCK_S * 1000:.0f}")
                 if not _is_ours(db):
                     raise BadInput(f"{self.place} is not a record of toolcell's")

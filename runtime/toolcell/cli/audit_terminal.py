@@ -134,7 +134,7 @@ class FilterFlags:
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Runs before this time.")] = None
     outcome: Annotated[str | None, typer.Option("--outcome", metavar="NAME", help="ok, error, unfinished, ...")] = None
     tool: Annotated[
-        str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called this tool; may be a glob.")
+        str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called this tool; may have * and ?.")
     ] = None
     sha256: Annotated[
         str | None, typer.Option("--sha256", metavar="HEX", help="The script's digest, or its beginning.")
@@ -147,7 +147,7 @@ class FilterFlags:
         str | None, typer.Option("--decided-by", metavar="ID", help="Who decided about the run or a call of it.")
     ] = None
     host: Annotated[
-        str | None, typer.Option("--host", metavar="NAME", help="Runs that sent a request there; may be a glob.")
+        str | None, typer.Option("--host", metavar="NAME", help="Runs that sent a request there; may have * and ?.")
     ] = None
     secret: Annotated[
         str | None, typer.Option("--secret", metavar="NAME", help="Runs with a request that had this secret in it.")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import anyio
 
-from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend, expect_equal
+from toolcell.results import Outcome
+from toolcell.testing.harness import (
+    LIMITS,
+    BackendHarness,
+    ContractViolation,
+    MakeBackend,
+    expect_equal,
+    expect_outcome,
+)
 
 CASE_TIMEOUT_S = 90.0
 """Timeout of one case. No case needs that long: when it expires, something waits for ever."""
@@ -68,5 +76,27 @@ class CaseGroup:
 
         async def check(harness: BackendHarness) -> None:
             expect_equal(await harness.value(source, **options), wanted, "the value")
+
+        self.cases.append(Case(f"{self.name}.{name}", description, check))
+
+    def ends(
+        self,
+        name: str,
+        description: str,
+        sources: Sequence[str],
+        *outcomes: Outcome,
+        limit: str | None = None,
+        **limits: float,
+    ) -> None:
+        """Add a case of scripts that each end with one of these outcomes, by `limit` if it is given, under `limits`.
+
+        The next run must succeed.
+        """
+
+        async def check(harness: BackendHarness) -> None:
+            for source in sources:
+                result = await harness.run(source, limits=LIMITS.model_copy(update=limits))
+                expect_outcome(result, *outcomes, limit=limit)
+                expect_equal(await harness.value("set_result(call_tool('echo', q=1))"), 1, "the value of the next run")
 
         self.cases.append(Case(f"{self.name}.{name}", description, check))

@@ -57,9 +57,9 @@ ILLEGAL = {
 """Kind of illegal bytes, and the expression that makes them: one of each, because a backend only carries the bytes."""
 
 
-async def _attack(harness: BackendHarness, body: str, **fields: float) -> ExecutionResult:
+async def _attack(harness: BackendHarness, body: str) -> ExecutionResult:
     """Run an attack."""
-    return await harness.run(RAW + body, limits=LIMITS.model_copy(update={"wall_s": 8.0, **fields}))
+    return await harness.run(RAW + body, limits=LIMITS.model_copy(update={"wall_s": 8.0}))
 
 
 async def _expect_unaffected(harness: BackendHarness) -> None:
@@ -78,13 +78,25 @@ async def illegal_bytes(harness: BackendHarness) -> None:
     await _expect_unaffected(harness)
 
 
-@hostile_cases
-async def half_a_frame(harness: BackendHarness) -> None:
-    """An unfinished frame delays neither the timeout of the run nor the guest's death."""
-    half = "send(message(RESULT, 'x' * 1000, [])[:100])\n"
-    expect_outcome(await _attack(harness, half + "stay()", wall_s=0.5), Outcome.TIMEOUT)
-    expect_outcome(await _attack(harness, half + "os._exit(0)"), Outcome.KILLED, Outcome.PROTOCOL_ERROR)
-    await _expect_unaffected(harness)
+HALF_A_FRAME = f"{RAW}send(message(RESULT, 'x' * 1000, [])[:100])\n"
+
+hostile_cases.ends(
+    "half_a_frame",
+    "An unfinished frame does not delay the timeout of the run.",
+    [f"{HALF_A_FRAME}stay()"],
+    Outcome.TIMEOUT,
+    wall_s=0.5,
+)
+
+
+hostile_cases.ends(
+    "half_a_frame_at_the_end",
+    "An unfinished frame does not delay the guest's death.",
+    [f"{HALF_A_FRAME}os._exit(0)"],
+    Outcome.KILLED,
+    Outcome.PROTOCOL_ERROR,
+    wall_s=8.0,
+)
 
 
 @hostile_cases
@@ -97,15 +109,23 @@ async def a_trickle(harness: BackendHarness) -> None:
     await _expect_unaffected(harness)
 
 
-@hostile_cases
-async def floods(harness: BackendHarness) -> None:
-    """An endless flood of frames ends by the limit of the host's work or the timeout."""
-    for frame in ("message(LOG, 1, '')", "message(PROGRESS, None)"):
-        result = await _attack(harness, f"many = {frame} * 1000\nwhile True: send(many)", host_work=2 * MIB)
-        expect_outcome(result, Outcome.HOST_WORK_LIMIT)
-    forever = "many = message(RESULT, 1, []) * 1000\nwhile True: send(many)"
-    expect_outcome(await _attack(harness, forever, wall_s=1.0), Outcome.TIMEOUT)
-    await _expect_unaffected(harness)
+hostile_cases.ends(
+    "floods_of_work",
+    "An endless flood of frames that make work for the host ends by the limit of that.",
+    [
+        f"{RAW}many = {frame} * 1000\nwhile True: send(many)"
+        for frame in ("message(LOG, 1, '')", "message(PROGRESS, None)")
+    ],
+    Outcome.HOST_WORK_LIMIT,
+    host_work=2 * MIB,
+    wall_s=8.0,
+)
+
+FLOOD = f"{RAW}many = message(RESULT, 1, []) * 1000\nwhile True: send(many)"
+
+hostile_cases.ends(
+    "floods_of_results", "An endless flood of results ends by the timeout.", [FLOOD], Outcome.TIMEOUT, wall_s=1.0
+)
 
 
 @hostile_cases
@@ -123,8 +143,7 @@ async def a_flood_beside_others(harness: BackendHarness) -> None:
 
 async def _flood_until_cancelled(harness: BackendHarness) -> None:
     """Run a script that floods the host, until this task is cancelled."""
-    limits = LIMITS.model_copy(update={"wall_s": 15.0})
-    await harness.run(RAW + "many = message(RESULT, 1, []) * 1000\nwhile True: send(many)", limits=limits)
+    await harness.run(FLOOD, limits=LIMITS.model_copy(update={"wall_s": 15.0}))
 
 
 @hostile_cases
@@ -142,33 +161,45 @@ finally: stay()
     await _expect_unaffected(harness)
 
 
-@hostile_cases
-async def never_reading(harness: BackendHarness) -> None:
-    """A guest that makes calls without end and never reads an answer runs into a limit."""
-    body = """
+hostile_cases.ends(
+    "never_reading",
+    "A guest that makes calls without end and never reads an answer runs into a limit.",
+    [
+        f"""{RAW}
 n = 0
 while True:
     n += 1
-    send(message(CALL, n, "echo", {"q": "x" * 100_000}, None))
+    send(message(CALL, n, "echo", {{"q": "x" * 100_000}}, None))
 """
-    result = await _attack(harness, body, wall_s=2.0, tool_calls=1000, call_args_bytes=64 * MIB)
-    expect_outcome(result, Outcome.TIMEOUT, Outcome.PROTOCOL_ERROR, Outcome.CALL_LIMIT)
-    await _expect_unaffected(harness)
+    ],
+    Outcome.TIMEOUT,
+    Outcome.PROTOCOL_ERROR,
+    Outcome.CALL_LIMIT,
+    wall_s=2.0,
+    tool_calls=1000,
+    call_args_bytes=64 * MIB,
+)
 
 
-@hostile_cases
-async def a_result_too_large(harness: BackendHarness) -> None:
-    """A result or a file beyond its limit, sent around the guest's own check, has the outcome `protocol_error`."""
-    result = await _attack(harness, "send(message(RESULT, 'x' * 100_000, []))\nstay()", result_bytes=1000)
-    expect_outcome(result, Outcome.PROTOCOL_ERROR)
-    part = "send(message(RESULT, 1, ['f']) + message(PART, 'f', '', b'x' * 100_000, True))\nstay()"
-    expect_outcome(await _attack(harness, part, files_bytes=1000), Outcome.PROTOCOL_ERROR)
-    await _expect_unaffected(harness)
+hostile_cases.ends(
+    "a_result_too_large",
+    "A result or a file beyond its limit, sent around the guest's own check, has the outcome `protocol_error`.",
+    [
+        f"{RAW}send(message(RESULT, 'x' * 100_000, []))\nstay()",
+        f"{RAW}send(message(RESULT, 1, ['f']) + message(PART, 'f', '', b'x' * 100_000, True))\nstay()",
+    ],
+    Outcome.PROTOCOL_ERROR,
+    result_bytes=1000,
+    files_bytes=1000,
+    wall_s=8.0,
+)
 
 
-@hostile_cases
-async def a_bridge_closed(harness: BackendHarness) -> None:
-    """When a guest closes its bridge and continues, the run ends."""
-    result = await _attack(harness, "os.closerange(3, 1024)\nstay()", wall_s=3.0)
-    expect_outcome(result, Outcome.KILLED, Outcome.TIMEOUT)
-    await _expect_unaffected(harness)
+hostile_cases.ends(
+    "a_bridge_closed",
+    "When a guest closes its bridge and continues, the run ends.",
+    [f"{RAW}os.closerange(3, 1024)\nstay()"],
+    Outcome.KILLED,
+    Outcome.TIMEOUT,
+    wall_s=3.0,
+)

@@ -167,13 +167,6 @@ set_result([raised if os.getuid() else [], int(status.get("CapEff", "0"), 16)])
 )
 
 
-@isolation_cases
-async def layers_are_named(harness: BackendHarness) -> None:
-    """The sandbox names at least one live layer."""
-    async with harness.connection() as connection:
-        expect(len(connection.sandbox.layers) >= 1, "no layer is named")
-
-
 single_use_cases = CaseGroup("single_use")
 
 

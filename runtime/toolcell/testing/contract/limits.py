@@ -68,24 +68,31 @@ async def cpu(harness: BackendHarness) -> None:
     expect(result.usage.cpu_s < 3, f"it used {result.usage.cpu_s:.1f} s of CPU time")
 
 
-@limits_cases
-async def cpu_of_children(harness: BackendHarness) -> None:
-    """The CPU time of children counts towards `cpu_s`."""
-    source = "import os\nif os.fork() == 0:\n    while True: pass\nimport time\ntime.sleep(30)"
-    await _limited(harness, source, Outcome.CPU_LIMIT, "cpu_s", cpu_s=0.3)
+limits_cases.ends(
+    "cpu_of_children",
+    "The CPU time of children counts towards `cpu_s`.",
+    ["import os\nif os.fork() == 0:\n    while True: pass\nimport time\ntime.sleep(30)"],
+    Outcome.CPU_LIMIT,
+    limit="cpu_s",
+    cpu_s=0.3,
+)
 
 
-@limits_cases
-async def memory(harness: BackendHarness) -> None:
-    """`memory_bytes` ends a script that allocates without end, and refuses a huge single allocation."""
-    await _limited(harness, ALLOCATE, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
-    await _limited(harness, "x = bytearray(1 << 40)", Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
+limits_cases.ends(
+    "memory",
+    "`memory_bytes` ends a script that allocates without end, and refuses a huge single allocation.",
+    [ALLOCATE, "x = bytearray(1 << 40)"],
+    Outcome.MEMORY_LIMIT,
+    limit="memory_bytes",
+    memory_bytes=64 * MIB,
+)
 
 
-@limits_cases
-async def memory_of_children(harness: BackendHarness) -> None:
-    """The memory of children counts towards `memory_bytes`."""
-    source = """
+limits_cases.ends(
+    "memory_of_children",
+    "The memory of children counts towards `memory_bytes`.",
+    [
+        """
 import os, time
 for _ in range(6):
     if os.fork() == 0:
@@ -94,7 +101,11 @@ for _ in range(6):
         time.sleep(20)
         os._exit(0)
 time.sleep(20)"""
-    await _limited(harness, source, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
+    ],
+    Outcome.MEMORY_LIMIT,
+    limit="memory_bytes",
+    memory_bytes=64 * MIB,
+)
 
 
 @limits_cases
@@ -166,11 +177,14 @@ except OSError as error: set_result([count, error.strerror])
     expect_equal(problem, "No space left on device", "the problem")
 
 
-@limits_cases
-async def output_flood(harness: BackendHarness) -> None:
-    """`output_flood_bytes` ends a script that prints without end, with print() or raw."""
-    for source in ("while True: print('x' * 1000)", "import os\nwhile True: os.write(2, b'x' * 65536)"):
-        await _limited(harness, source, Outcome.OUTPUT_LIMIT, "output_flood_bytes", output_flood_bytes=3 * MIB)
+limits_cases.ends(
+    "output_flood",
+    "`output_flood_bytes` ends a script that prints without end, with print() or raw.",
+    ["while True: print('x' * 1000)", "import os\nwhile True: os.write(2, b'x' * 65536)"],
+    Outcome.OUTPUT_LIMIT,
+    limit="output_flood_bytes",
+    output_flood_bytes=3 * MIB,
+)
 
 
 @limits_cases

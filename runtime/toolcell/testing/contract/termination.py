@@ -122,12 +122,13 @@ async def by_exit(harness: BackendHarness) -> None:
     expect(result.error.exit_code in (3, None), f"the exit code is {result.error.exit_code}")
 
 
-@deaths_cases
-async def by_a_crash(harness: BackendHarness) -> None:
-    """A guest whose interpreter crashes has the outcome `killed`; the next run succeeds."""
-    result = await harness.run("import ctypes\nctypes.string_at(0)", limits=LIMITS.model_copy(update={"wall_s": 10.0}))
-    expect_outcome(result, Outcome.KILLED)
-    expect_equal(await harness.value("set_result(1)"), 1, "the next run")
+deaths_cases.ends(
+    "by_a_crash",
+    "A guest whose interpreter crashes has the outcome `killed`; the next run succeeds.",
+    ["import ctypes\nctypes.string_at(0)"],
+    Outcome.KILLED,
+    wall_s=10.0,
+)
 
 
 OWN_SIGNALS = {
