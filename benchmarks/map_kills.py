@@ -88,8 +88,6 @@ class Caller:
                 concurrency=CONCURRENCY,
                 map_id="squares",
                 resume=True,
-                progress=True,
-                total=self.items,
             )
             async for item in ordered:
                 await self._count(runtime, item)

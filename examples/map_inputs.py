@@ -35,9 +35,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for life in (1, 2):  # the second one stands for the same program after a crash
             async with Runtime(registry, record=f"{folder}/runs.db") as runtime:
-                items = runtime.map(
-                    SCRIPT, customers(), concurrency=4, retries=2, map_id="may-invoices", resume=True, progress=True
-                )
+                items = runtime.map(SCRIPT, customers(), concurrency=4, retries=2, map_id="may-invoices", resume=True)
                 done = [item async for item in items]
             failed = [f"{item.inputs['name']}: {item.error.message}" for item in done if item.error]
             recorded = sum(item.is_recorded for item in done)

@@ -332,8 +332,6 @@ class Runtime(OpenedInBlock):
         on_error: OnError = "yield",
         map_id: str | None = None,
         resume: bool = False,
-        progress: bool = False,
-        total: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RunMap:
         """Run a script once for each of many inputs, and return the results, for `async for`.
@@ -366,8 +364,6 @@ class Runtime(OpenedInBlock):
             on_error=on_error,
             map_id=map_id,
             resume=resume,
-            progress=progress,
-            total=total,
             options=options,
         )
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import itertools
 import os
-import re
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -136,15 +135,6 @@ def test_a_failed_item_is_yielded_with_its_error_and_the_others_go_on(opened: Sy
 
     assert [str(item.outcome) for item in items] == ["ok", "ok", "ok", "error", "ok", "ok"]
     assert items[3].error is not None and items[3].error.message == "three"
-
-
-def test_the_progress_bar_counts_the_items_that_failed(
-    opened: SyncRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    list(opened.map(FAIL_AT_3, numbers(6), progress=True))
-
-    assert re.findall(r"(\d+) failed", capsys.readouterr().err)[-1] == "1"
 
 
 def test_on_error_stop_begins_nothing_more(opened: SyncRuntime) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
@@ -26,7 +26,6 @@ from toolcell.control.map_stream import (
     OF_THE_MACHINE,
     UNDECIDED,
     MapItem,
-    MapProgress,
     MapPump,
     OnError,
     RunMap,
@@ -446,15 +445,12 @@ def start_map(
     on_error: OnError,
     map_id: str | None,
     resume: bool,
-    progress: bool,
-    total: int | None,
     options: Mapping[str, Any] | None,
 ) -> RunMap:
     """Run a script once for each of many inputs; see `Runtime.map`."""
     check_count("concurrency=", concurrency, 1)
-    check_count("total=", total, 0, optional=True)
     check_one_of("on_error=", on_error, ("yield", "raise", "stop"))
-    for name, flag in (("ordered=", ordered), ("resume=", resume), ("progress=", progress)):
+    for name, flag in (("ordered=", ordered), ("resume=", resume)):
         check_kind(name, flag, bool)
     given = _checked_options(options)
     items = ItemRuns(
@@ -471,12 +467,7 @@ def start_map(
         items.keep(map_id)
     elif resume:
         raise UsageError("resume= carries on a map that has a record; pass its map_id= too")
-    if total is None and isinstance(inputs, Sized):
-        total = len(inputs)
-    bar = MapProgress(map_id or "map", total) if progress else None
-    pump = MapPump(
-        inputs, items.run, items.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
-    )
+    pump = MapPump(inputs, items.run, items.check_count, concurrency=concurrency, ordered=ordered, on_error=on_error)
     return RunMap(pump, partial(items.open, resume), runs.task_group)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,9 +21,6 @@ from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall, Suspension
 from toolcell.support.background import BackgroundTask, TaskReader
 from toolcell.support.checks import brief
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
@@ -83,64 +80,6 @@ def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:
     return all(options_of(tools, tools.registered_name(call.name)).is_repeatable for call in result.calls)
 
 
-REFRESHES: Final = 5
-"""In a second."""
-
-
-class MapProgress:
-    """Counts the items that have ended, and those that failed."""
-
-    def __init__(self, name: str, total: int | None) -> None:
-        """`total`: None when nobody knows."""
-        from rich.console import Console
-
-        self.failed = 0
-        self._name = name
-        self._total = total
-        self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-
-    def start(self) -> None:
-        """Show the bar, if this is a terminal."""
-        if not self._console.is_terminal:
-            return
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[failed]} failed", style="red"),
-            TextColumn("{task.fields[rate]}", style="dim"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            refresh_per_second=REFRESHES,
-        )
-        self._task = self._bar.add_task(self._name, total=self._total, failed=0, rate="")
-        self._bar.start()
-
-    def count(self, item: MapItem) -> None:
-        """Count an item that has ended."""
-        self.failed += not item.ok
-        if self._bar is not None:
-            speed = self._bar.tasks[0].speed
-            self._bar.update(self._task, advance=1, failed=self.failed, rate=f"{speed:.0f}/s" if speed else "")
-
-    def stop(self) -> None:
-        """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
 class MapPump(BackgroundTask):
     """The tasks of a map, and what they have ready."""
 
@@ -149,7 +88,6 @@ class MapPump(BackgroundTask):
         inputs: Iterable[Inputs] | AsyncIterable[Inputs],
         run_item: Callable[[int, Inputs], Awaitable[MapItem]],
         check_count: Callable[[int], None],
-        progress: MapProgress | None,
         *,
         concurrency: int,
         ordered: bool,
@@ -159,7 +97,6 @@ class MapPump(BackgroundTask):
         super().__init__("the Runtime was closed before the map was over")
         self._inputs = _iterator_of(inputs)
         self._run_item, self._check_count = run_item, check_count
-        self._progress = progress
         self._concurrency, self._ordered, self._on_error = concurrency, ordered, on_error
         self._workers = 0
         self._ready: dict[int, MapItem] = {}
@@ -186,8 +123,6 @@ class MapPump(BackgroundTask):
         """Be the work of the map's task. `opened` opens its file and returns what closes it."""
         close = await opened()
         try:
-            if self._progress is not None:
-                self._progress.start()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._work, group)
             if self._broken is not None:
@@ -197,8 +132,6 @@ class MapPump(BackgroundTask):
         except BaseExceptionGroup as exc:
             raise _first(exc) from None
         finally:
-            if self._progress is not None:
-                self._progress.stop()
             close()
 
     async def _work(self, group: TaskGroup) -> None:
@@ -230,8 +163,6 @@ class MapPump(BackgroundTask):
         self._ready[item.index] = item
         if self._is_failure(item):
             self._stop()
-        if self._progress is not None:
-            self._progress.count(item)
         self.changed.notify()
 
     def _is_failure(self, item: MapItem) -> bool:
