@@ -26,10 +26,8 @@ import anyio
 import anyio.lowlevel
 import msgpack
 
-from toolcell.calls.compiled_schema import flat_schema
 from toolcell.calls.schema_walk import check_of
-from toolcell.calls.values import SCALARS, ValueProblem
-from toolcell.errors import RegistrationError
+from toolcell.calls.values import ValueProblem
 from toolcell.support import daemon_threads
 from toolcell.support.event_loop import TimeSlice
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
@@ -360,30 +358,20 @@ async def find_problem(
     schema: Mapping[str, Any], value: Any, *, is_foreign: bool, work: HostWork | None = None
 ) -> ValueProblem | None:
     """Return what is wrong first with a value; None when it fits, or nothing in the schema can be checked."""
-    if not is_foreign and (check := check_of(schema)).fits_here(value):
-        return check.problem(value)
-    if is_foreign and _fits_flat(schema, value):
-        return None
+    said = json.dumps(schema, default=str)
+    check = check_of(said, is_foreign)
+    if check is not None and check.fits_here(value):
+        problem = check.problem(value)
+        if problem is None or not is_foreign:
+            return problem
     try:
         async with turns().taken(work):
-            answer = await ask("value", json.dumps(schema, default=str), pack(value), work)
+            answer = await ask("value", said, pack(value), work)
     except CheckStopped as exc:
         return ValueProblem((), f"cannot be checked against its schema: the check {exc}; send less")
     except (TypeError, ValueError, OverflowError) as exc:
         return ValueProblem((), f"cannot be checked: {type(exc).__name__}")
     return None if answer is None else ValueProblem(tuple(answer[0]), answer[1])
-
-
-def _fits_flat(schema: Mapping[str, Any], value: Any) -> bool:
-    """Return whether scalars fit a stranger's schema that only compares them."""
-    flat = flat_schema(schema)
-    if not flat or type(value) is not dict or not value.keys() <= flat["properties"].keys():
-        return False
-    try:
-        check = check_of(flat)
-    except RegistrationError:
-        return False
-    return check.fits_here(value) and SCALARS.issuperset(map(type, value.values())) and check.problem(value) is None
 
 
 async def refused_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -47,7 +47,7 @@ MAX_SHORT_CHARS = 1_000
 def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a stranger's schema says of arguments that are scalars, as far as using it takes next to nothing.
 
-    It has no properties where anything else in the schema might matter for them.
+    What fits it fits the stranger's. It is empty where anything else in the schema might matter for them.
     """
     properties, required = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or not isinstance(properties, dict) or len(properties) > MAX_PLAIN:
@@ -62,7 +62,7 @@ def flat_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: part for name, part in flat.items() if all(map(_is_short, part.values()))}
     if any("default" in part for name, part in properties.items() if name not in flat and isinstance(part, dict)):
         return {}  # arguments get it, even where they lack the property
-    return {"type": "object", "properties": flat, "required": required}
+    return {"type": "object", "properties": flat, "required": required, "additionalProperties": False}
 
 
 def _is_short(value: Any) -> bool:

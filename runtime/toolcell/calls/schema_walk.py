@@ -23,6 +23,7 @@ from toolcell.calls.compiled_schema import (
     compile_schema,
     equality_key,
     equality_keys,
+    flat_schema,
     is_multiple,
     is_unique,
     large_from,
@@ -805,15 +806,19 @@ class ValueCheck:
         return next(iter(walk.problems(self._parts.root, value)), None) or walk.no_reason
 
 
-def check_of(schema: Part) -> ValueCheck:
-    """Return what checks values of a declared type; compiled once for as long as it is asked for.
+@lru_cache(128)
+def check_of(schema: str, is_foreign: bool = False) -> ValueCheck | None:
+    """Return what checks values of a type here, given as JSON text; compiled once for as long as it is asked for.
+
+    `is_foreign`: a stranger wrote it. Then only what is flat in it is used, and a checker process has the last word on
+    what does not fit. None: nothing is flat.
 
     Raises:
-        RegistrationError: the type says nothing that can be checked.
+        RegistrationError: it cannot be used, and no stranger wrote it.
     """
-    return _check(json.dumps(schema, default=str))
-
-
-@lru_cache(128)
-def _check(schema: str) -> ValueCheck:
-    return ValueCheck(json.loads(schema))
+    if not is_foreign:
+        return ValueCheck(json.loads(schema))
+    try:
+        return ValueCheck(flat) if (flat := flat_schema(json.loads(schema))) else None
+    except RegistrationError:
+        return None

@@ -31,7 +31,7 @@ from toolcell.support.daemon_threads import run_sync
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.support.text import shown_findings
-from toolcell.tools.stubs import DETAILS, Described, checked_module, is_identifier
+from toolcell.tools.stubs import DETAILS, Described, Recent, checked_module, is_identifier
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
@@ -339,7 +339,8 @@ class TypeChecker:
     def __init__(self, runtime: Callable[..., CheckerHost], tasks: Callable[[], TaskGroup]) -> None:
         """`runtime` makes the Runtime of the checkers' sandboxes; each checker runs in a task of `tasks`."""
         self._checkers = Checkers(runtime, tasks)
-        self._known: list[_KnownTools] = []
+        self._known = Recent[tuple[str, Mapping[str, Any]]](MAX_KNOWN)
+        """Stubs of many tools take longer to write than a check takes."""
         self._is_impossible = False
 
     async def close(self) -> None:
@@ -386,42 +387,28 @@ class TypeChecker:
         Raises: as `check`.
         """
         check_kind("source", source, str)
-        known = self._tools(described(tools))
+        of_tools = described(tools)
+        key, shown = self._known.get([part for tool in of_tools for part in tool], lambda: known_tools(of_tools))
         given = given_names(inputs, earlier.names)
         job = {"source": sendable(source), "given": given, "earlier": [sendable(each) for each in earlier.sources]}
         try:
-            answer = await self._checkers.check(known.key, known.shown, job)
+            answer = await self._checkers.check(key, shown, job)
         except NotChecked as exc:
             message = f"the types of this script could not be checked: {exc!s:.300}"
             return ({"line": 1, "column": 0, "rule": UNCHECKED, "message": message},)
         return read_findings(answer.get("findings") if isinstance(answer, dict) else None)
 
-    def _tools(self, given: list[Described]) -> _KnownTools:
-        for each in self._known:
-            if each.is_of(given):
-                return each
-        self._known = [*self._known[1 - MAX_KNOWN :], known := _KnownTools(given)]
-        return known
 
-
-class _KnownTools:
-    """What checkers are told about a set of tools. Stubs of many tools take longer to write than a check takes."""
-
-    def __init__(self, given: list[Described]) -> None:
-        self._given = given
-        names = [definition.name for definition, _ in given]
-        self.shown: Mapping[str, Any] = {
-            "stubs": stubs_of(given),
-            "names": NAMES_OFFERED,
-            "version": f"3.{sys.version_info.minor}",
-            "paths": {name: python_path(name) for name in names},
-        }
-        self.key = bytes_digest(pack([self.shown["stubs"], names]))
-
-    def is_of(self, given: list[Described]) -> bool:
-        """Return whether these are the same tools, and not just equal ones."""
-        pairs = zip(self._given, given, strict=False)
-        return len(given) == len(self._given) and all(a is c and b is d for (a, b), (c, d) in pairs)
+def known_tools(given: list[Described]) -> tuple[str, Mapping[str, Any]]:
+    """Return what checkers are told about a set of tools, after its key."""
+    names = [definition.name for definition, _ in given]
+    shown: Mapping[str, Any] = {
+        "stubs": stubs_of(given),
+        "names": NAMES_OFFERED,
+        "version": f"3.{sys.version_info.minor}",
+        "paths": {name: python_path(name) for name in names},
+    }
+    return bytes_digest(pack([shown["stubs"], names])), shown
 
 
 def described(tools: CallableTools) -> list[Described]:

@@ -7,40 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from toolcell.calls.arguments import Prepare
 from toolcell.calls.context import ToolContext, new_view, setting, view_class
 from toolcell.calls.definition import ToolDefinition, check_definition
 from toolcell.calls.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
-from toolcell.calls.result import ToolResult
 from toolcell.errors import RegistrationError
 from toolcell.support.checks import brief, fields_known
 from toolcell.tools.spec import ToolSpec, check_function
 from toolcell_bridge.wire.frozen import frozen
-
-
-class ToolObject(Protocol):
-    """A tool with several functions."""
-
-    def definitions(self) -> list[ToolDefinition]:
-        """Its functions."""
-
-    def execute(self, ctx: ToolContext, name: str, args: dict[str, Any], /) -> ToolResult | Awaitable[ToolResult]:
-        """Run the function called `name`."""
-
-
-class SimpleTool(Protocol):
-    """A tool with one function. Each of the first three may be an attribute or a method."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-    def execute(self, ctx: ToolContext, args: dict[str, Any], /) -> ToolResult | Awaitable[ToolResult]:
-        """Run it."""
 
 
 @fields_known

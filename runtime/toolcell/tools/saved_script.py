@@ -24,7 +24,7 @@ from toolcell.calls.definition import (
 )
 from toolcell.calls.options import ToolOptions
 from toolcell.calls.result import ErrorCode, ToolResult
-from toolcell.calls.schema_walk import check_of
+from toolcell.calls.schema_walk import ValueCheck
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.support.checks import brief, check_kind, check_path
 from toolcell.support.files import read_regular_file, write_file
@@ -208,14 +208,16 @@ def _exactly(**properties: object) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-FACTS_SCHEMA: Final = _exactly(
-    format={"type": "integer"},
-    name=_TEXT,
-    version={"type": "integer"},
-    sha256=_TEXT,
-    description=_TEXT,
-    inputs=_DICT,
-    options=_DICT,
+_FACTS: Final = ValueCheck(
+    _exactly(
+        format={"type": "integer"},
+        name=_TEXT,
+        version={"type": "integer"},
+        sha256=_TEXT,
+        description=_TEXT,
+        inputs=_DICT,
+        options=_DICT,
+    )
 )
 """What the JSON of a version holds."""
 
@@ -329,7 +331,7 @@ def _read_version(place: Path, name: str, number: int) -> SavedScript:
     data = _read(place / f"v{number}.json", MAX_FACTS_BYTES, f"{shown}.json")
     try:
         facts = json.loads(data)
-        if (problem := check_of(FACTS_SCHEMA).problem(facts)) is not None:
+        if (problem := _FACTS.problem(facts)) is not None:
             raise ValueError(str(problem))
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"{shown}.json is damaged: {exc!s:.200}; save the script again") from exc

@@ -172,13 +172,7 @@ class ToolSpec:
         schema = {"type": "object", "properties": {"args": {"type": "object"}}}
         definition = ToolDefinition(f"revert_{tool}"[:MAX_NAME_CHARS], f"Undo a call of {tool}.", schema)
         own = ToolOptions(timeout_s=options.timeout_s, expose_errors=True)
-        if not is_async(revert):
-            return cls.positional(definition, lambda _args: revert(args, value), own)
-
-        async def undo(_args: Any) -> Any:
-            return await revert(args, value)
-
-        return cls.positional(definition, undo, own)
+        return cls.positional(definition, lambda _args: revert(args, value), own)
 
     @classmethod
     def bound(cls, bind: Bind, function: Callable[..., Any], parameter: int | str, **fields: Any) -> ToolSpec:
