@@ -1,4 +1,4 @@
-"""Finding runs by content, and handing runs to other systems."""
+"""Finding runs by content, comparing two, following a log, and handing runs to other systems."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from audit.test_audit_commands import invoke
 from rows import each_row
 from toolcell.audit.events import Shape
 from toolcell.audit.filters import Filter
-from toolcell.audit.query import Index
+from toolcell.audit.query import Index, Trust
 from toolcell.audit.text_search import LINE_CHARS, Search, word_of
 from toolcell.audit.titles import title_of
 from toolcell.calls.call import RunScope
-from toolcell.cli import exits
+from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support.times import time_of
 from toolcell.tools import RunContext
@@ -180,6 +180,29 @@ def test_grep_shows_no_terminal_control(ledger: Ledger) -> None:
         assert not {"\x1b", "\x07", "\u202e"} & set(out)
 
 
+def test_two_runs_are_compared(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        for name, text in (("aaaa", "x"), ("bbbb", "x"), ("cccc", "z")):
+            ledger.run(
+                recorder,
+                f"a = 1\nb = '{text}'",
+                [("search", {"query": text}), ("outer", {"query": "1"})],
+                context=RunContext(run_id=name),
+                printed=f"same\n{text}\n",
+                value=text,
+            )
+    same = invoke("diff", ledger.path, "aaaa", "bbbb")
+    status, out, _ = invoke("diff", ledger.path, "aaaa", "cccc")
+    report = json.loads(invoke("diff", ledger.path, "aaaa", "cccc", "--json")[1])
+
+    assert (same[0], "no difference" in same[1]) == (exits.OK, True)
+    assert status == exits.FAILED
+    assert "-b = 'x'" in out and "+b = 'z'" in out and "call 1" in out
+    assert [each["what"] for each in report["changes"]] == ["source", "call 1", "value", "stdout"]
+    assert [line[0] for each in report["changes"][2:] for line in each["lines"] if line[0] in "+-"] == ["-", "+"] * 2
+    assert {"what": "value", "lines": ["@@ -1 +1 @@", '-"x"', '+"z"']} in report["changes"]
+
+
 def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:
     ledger.fill(52)
     out = invoke("list", ledger.path)[1]
@@ -190,7 +213,7 @@ def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None
     assert "older" not in invoke("list", ledger.path, "-n", "0")[1]
 
 
-@each_row("command", [["list"], ["grep", "in-"]])
+@each_row("command", [["list"], ["tail"], ["grep", "in-"]])
 def test_a_number_that_no_database_takes_is_refused(filled: Ledger, command: list[str]) -> None:
     name, *rest = command
     status, _, err = invoke(name, filled.path, *rest, "-n", str(10**23))
@@ -219,7 +242,7 @@ def everything(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if not path.name.endswith(("-wal", "-shm"))}
 
 
-@each_row("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"]])
+@each_row("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"], ["tail"]])
 def test_reading_writes_nothing_anywhere(filled: Ledger, command: list[str]) -> None:
     home = filled.path.parents[1]
     whole, before = filled.path.read_bytes(), everything(home)
@@ -229,6 +252,23 @@ def test_reading_writes_nothing_anywhere(filled: Ledger, command: list[str]) -> 
     assert status == exits.OK
     assert filled.path in before
     assert everything(home) == before and filled.path.read_bytes() == whole
+
+
+def test_a_followed_log_shows_runs_when_they_are_signed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "FOLLOW_S", 0)
+    ledger.fill(1)
+    with Index(ledger.path, [ledger.key]) as index:
+        coming = audit.new_runs(index, Filter(limit=None))
+        ledger.fill(1)
+        (signed,) = next(coming)
+        with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+            ledger.run(recorder, "set_result('new')", [])
+            (unsigned,) = next(coming)
+        (later,) = next(coming)
+
+    assert (signed.title, signed.trust) == ("set_result(0)", Trust.VERIFIED)
+    assert (unsigned.seq, unsigned.trust) == (later.seq, Trust.UNSIGNED)
+    assert later.trust == Trust.VERIFIED
 
 
 def test_events_are_lines_of_json_with_trust_and_zones(filled: Ledger, tmp_path: Path) -> None:

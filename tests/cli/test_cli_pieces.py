@@ -16,7 +16,6 @@ import typer
 from typer.testing import CliRunner
 
 from rows import each_row
-from toolcell.audit import receipt
 from toolcell.cli import COMMANDS, arguments, audit, audit_proof, build, exits, places, run, terminal
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.config import Limits
@@ -396,7 +395,7 @@ def test_nothing_in_the_folder_is_overwritten_or_waited_for(tmp_path: Path) -> N
     assert (tmp_path / "Makefile").read_text() == "mine"
 
 
-@pytest.mark.parametrize("write", ["html", "heads", "receipt", "text"])
+@pytest.mark.parametrize("write", ["html", "heads", "text"])
 def test_a_fifo_that_nobody_reads_is_not_waited_for(write: str, tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
     head = SimpleNamespace(to_dict=dict)
@@ -407,8 +406,6 @@ def test_a_fifo_that_nobody_reads_is_not_waited_for(write: str, tmp_path: Path) 
                 audit.write_html("page", fifo)
             case "heads":
                 audit_proof.write_heads("log", fifo)
-            case "receipt":
-                receipt.write({}, fifo)
             case _:
                 write_named(fifo, ["text"])
     assert "No such device" in str(refused.value)

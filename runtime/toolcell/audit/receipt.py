@@ -23,7 +23,6 @@ from toolcell.audit.reader import RecordedRun, assemble
 from toolcell.audit.records import StoredEvent, event_of, hash_digest
 from toolcell.audit.signatures import Head
 from toolcell.errors import AuditError, BadInput
-from toolcell.support.files import write_named
 from toolcell.support.packing import bytes_digest
 
 FORMAT: Final = "toolcell receipt 3"
@@ -115,16 +114,9 @@ def file_name(run_id: str) -> str:
 _NOT_IN_NAMES: Final = re.compile(r"^[.-]|[^A-Za-z0-9._-]")
 
 
-def write(receipt: Mapping[str, Any], path: str | Path) -> None:
-    """Write a receipt to a file.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    try:
-        write_named(path, [json.dumps(receipt, indent=1), "\n"])
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+def to_text(receipt: Mapping[str, Any]) -> str:
+    """Return the text of a receipt's file."""
+    return json.dumps(receipt, indent=1) + "\n"
 
 
 def is_one(path: Path) -> bool:

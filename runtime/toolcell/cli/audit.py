@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import json
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,9 +21,10 @@ from rich.text import Text
 from toolcell.audit import (
     Filter,
     Index,
-    RecordedCall,
     RecordedRun,
+    RunSummary,
     ShownRun,
+    Trust,
     text_search,
 )
 from toolcell.cli import audit_terminal, exits
@@ -131,6 +134,18 @@ def write_html(page: str, path: Path) -> None:
     stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
 
 
+FOLLOW_S = 0.5
+"""How often a log that is followed is looked at."""
+UNSIGNED_LOOKS = 4
+"""So often a run that is not signed yet is looked at again before it is shown."""
+MAX_DIFF_LINES = 60
+MAX_COMPARED_LINES = 2000
+"""Longer texts are not compared line by line: that takes quadratic time in texts made for it."""
+LINE_STYLES = {"-": "red", "+": "green"}
+TEXTS = ("source", "stdout", "stderr")
+"""Parts of a run that are compared as they are, and not as JSON."""
+
+
 # grep
 
 
@@ -219,6 +234,147 @@ def _match(match: text_search.Match, full: bool) -> list[Any]:
     ]
 
 
+# diff
+
+
+def diff(
+    target: Annotated[list[str], typer.Argument(metavar="[FILE] RUN RUN", help="The record, and two of its runs.")],
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
+    key: KeyFiles = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two recorded runs: script, settings, calls, output and result. Exits with 1 if they differ."""
+    if len(target) not in (2, 3):
+        raise UsageError("expected two runs, and before them their record if it is not the default")
+    with opened(target[0] if len(target) == 3 else None, key) as index:
+        found = [index.find(id) for id in target[-2:]]
+        changes = changed_parts(*map(index.load, found))
+    runs = [{"id": run.id, "trust": run.trust} for run in found]
+    plain = [{"what": what, "lines": lines} for what, lines in changes.items()]
+    output({"runs": runs, "changes": plain}, as_json, lambda: show_changes(found, changes, full, stdout()))
+    raise typer.Exit(exits.FAILED if changes else exits.OK)
+
+
+def changed_parts(first: RecordedRun, second: RecordedRun) -> dict[str, list[str]]:
+    """Return what differs in two runs: the parts, and the lines of each after `-`, `+` or a space."""
+    old, new, changes = parts_of(first), parts_of(second), dict[str, list[str]]()
+    for what in dict.fromkeys((*old, *new)):
+        before, after = old.get(what, []), new.get(what, [])
+        if before != after and max(len(before), len(after)) > MAX_COMPARED_LINES:
+            changes[what] = [f"  more than {MAX_COMPARED_LINES} lines"]
+        elif before != after:
+            changes[what] = [*difflib.unified_diff(before, after, lineterm="", n=2)][2:]  # without names of files
+    return changes
+
+
+def parts_of(run: RecordedRun) -> dict[str, list[str]]:
+    """Return what two runs that did the same have in common, as lines. A digest stands for what was not kept."""
+    start, end, logs = run.start, run.end, run.end.get("logs") or ()
+    parts = {
+        "source": run.source or run.sha256 or "",
+        "inputs": start.get("inputs") or start.get("inputs_sha256"),
+        "input files": [entry[:3] for entry in start.get("files") or ()],
+        **{name: getattr(run, name) for name in ("limits", "policy", "isolation", "egress", "definitions")},
+        "who": {name: value for name, value in run.who.items() if name not in ("run", "parent_call")},
+        **{
+            f"call {call.number}": {"tool": call.tool, "line": call.line, "status": call.status, **call.facts}
+            for call in run.calls
+        },
+        "outcome": run.outcome,
+        "error": end.get("error"),
+        "value": end.get("value_sha256") if end.get("value") is None else end["value"],
+        **{name: "".join(text for stream, text in logs if stream == name) for name in TEXTS[1:]},
+        "files": end.get("files"),
+    }
+    return {
+        name: (
+            part if name in TEXTS else json.dumps(jsonable(part), ensure_ascii=False, indent=1, sort_keys=True)
+        ).split("\n")
+        for name, part in parts.items()
+    }
+
+
+def show_changes(runs: list[RunSummary], changes: dict[str, list[str]], full: bool, console: Console) -> None:
+    for sign, run in zip("-+", runs, strict=True):
+        trust = (run.trust, audit_terminal.TRUST_STYLES[run.trust])
+        name = safe(audit_terminal.in_column(run.id, 100), "bold cyan")
+        console.print(Text.assemble(f"{sign} run ", name, "  ", trust))
+    if not changes:
+        console.print(Text("no difference in what is recorded", "green"))
+    for what, lines in changes.items():
+        console.print(safe(what, "bold"))
+        shown = lines if full else lines[:MAX_DIFF_LINES]
+        for line in shown:
+            console.print(safe(f"  {line if full else one_line(line, 200)}", LINE_STYLES.get(line[:1], "dim")))
+        if len(shown) < len(lines):
+            console.print(Text(f"  ... {len(lines) - len(shown)} more lines: --full", "dim"))
+
+
+# tail
+
+
+def tail(
+    directory: Dir = None,
+    *,
+    filters: FilterFlags,
+    limit: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=MOST, help="Begin with this many of the newest runs.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep showing runs as they end, until Ctrl-C.")
+    ] = False,
+    key: KeyFiles = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest runs, and with -f new ones as they end. With --json, one object per line."""
+    wanted = filters.filter(limit)
+    with opened(directory, key) as index:
+        coming = new_runs(index, filters.filter()) if follow else ()  # first: what comes meanwhile is shown twice
+        runs = index.runs(wanted) if limit else []
+        if as_json:
+            write_lines(runs)
+        else:
+            audit_terminal.show_list(runs, stdout())
+        if follow:
+            for more in coming:
+                write_lines(more) if as_json else audit_terminal.show_list(more, stdout(), has_heading=False)
+
+
+def write_lines(runs: list[RunSummary]) -> None:
+    for run in runs:
+        sys.stdout.write(json.dumps(run.to_dict()) + "\n")
+    sys.stdout.flush()
+
+
+def new_runs(index: Index, wanted: Filter) -> Iterator[list[RunSummary]]:
+    """Return runs from now on: when they are signed, or after a few looks without; again when they change."""
+    return _new_runs(index, wanted, {(run.chain, run.seq): (run.outcome, run.trust) for run in index.runs(wanted)})
+
+
+def _new_runs(
+    index: Index, wanted: Filter, shown: dict[tuple[str, int], tuple[str, str]]
+) -> Iterator[list[RunSummary]]:
+    waiting: dict[tuple[str, int], int] = {}
+    while True:
+        started = time.monotonic()
+        index.refresh()
+        fresh = []
+        for run in index.runs(wanted):
+            place, state = (run.chain, run.seq), (run.outcome, run.trust)
+            if shown.get(place) == state:
+                continue
+            looks = waiting[place] = waiting.get(place, 0) + 1
+            if (run.trust == Trust.UNSIGNED or run.ended_ns is None) and looks < UNSIGNED_LOOKS:
+                continue
+            shown[place] = state
+            del waiting[place]
+            fresh.append(run)
+        if fresh:
+            yield fresh
+        time.sleep(max(FOLLOW_S, 4 * (time.monotonic() - started)))  # a large log is looked at less often
+
+
 # events
 
 
@@ -256,9 +412,6 @@ def replay(
     ],
     *,
     check: Annotated[bool, typer.Option("--check", help="One line per run, for CI.")] = False,
-    start: Annotated[
-        int | None, typer.Option("--from", metavar="N", min=1, help="Show every call from the Nth on.")
-    ] = None,
     until: Annotated[int | None, typer.Option("--until", metavar="N", min=1, help="Stop at the Nth call.")] = None,
     source: Annotated[
         Path | None, typer.Option("--source", metavar="FILE", help="Run this script instead of the recorded one.")
@@ -281,7 +434,6 @@ def replay(
     Seed, clock, hash seed, inputs and files are those of the recorded run.
     """
     runs = recorded_runs(target)
-    check_steps(runs, start, until)
     given: dict[str, Any] = {
         "source": read_script(str(source)) if source is not None else None,
         "inputs": parse_inputs(inputs) if inputs else None,
@@ -289,8 +441,7 @@ def replay(
         "until": until,
         "secrets": read_secrets(secrets or ()),
     }
-    steps = Steps(start, stdout()) if start is not None and not as_json else None
-    done = replay_all(runs, given, backend, steps)
+    done = replay_all(runs, given, backend)
     if as_json:
         plain = [jsonable(each.to_dict()) for each in done]
         print_json(plain if target[-1] == ALL else plain[0])
@@ -323,22 +474,7 @@ def recorded_runs(target: list[str]) -> list[RecordedRun]:
         return runs
 
 
-def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | None) -> None:
-    """Check --from and --until against the recorded calls.
-
-    Raises:
-        UsageError: a number is too large, or --until is before --from.
-    """
-    if start is None:
-        return
-    most = max(len(run.script_calls()) for run in runs)
-    if start > max(1, most):
-        raise UsageError(f"--from {start}: want 1 to {max(1, most)}; calls of the script on record: {most}")
-    if until is not None and until < start:
-        raise UsageError(f"--from {start} --until {until}: want --until to be at least {start}")
-
-
-def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
+def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
     from toolcell.control import replay  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
@@ -352,35 +488,11 @@ def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str,
             async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
                 while at < len(runs) and runs[at].runtime_options() == options:
                     watch.doing = f"replaying {at + 1} of {len(runs)}"
-                    hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
-                    done.append(await replay(runtime, runs[at], **given, **hooks))
+                    done.append(await replay(runtime, runs[at], **given))
                     at += 1
         return done
 
     return run_watched(work)
-
-
-class Steps:
-    """Writes each call and each output of a script while it runs, from one of its calls on."""
-
-    def __init__(self, start: int, console: Console) -> None:
-        self._start = start
-        self._console = console
-        self._is_on = start <= 1
-
-    def call(self, index: int, call: RecordedCall) -> None:
-        self._is_on = self._is_on or index >= self._start
-        if not self._is_on:
-            return
-        answer = call.value if call.code is None else f"{call.code}: {call.message}"
-        shown = safe(f"{call.tool}({one_line(json_line(call.args), 90)})", "cyan")
-        self._console.print(Text.assemble((f"{index:>4}  ", "dim"), shown, (f"  line {call.line}", "dim")))
-        self._console.print(safe(f"      -> {one_line(json_line(answer), 110)}"))
-
-    def log(self, stream: str, text: str) -> None:
-        if self._is_on:
-            for line in text.rstrip("\n").split("\n"):
-                self._console.print(Text.assemble(("      | ", "dim"), safe(line)))
 
 
 def show_replay(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
@@ -439,6 +551,8 @@ register = group(
         "show": show,
         "stats": stats,
         "grep": grep,
+        "diff": diff,
+        "tail": tail,
         "events": events,
         "prune": prune,
         "verify": check,

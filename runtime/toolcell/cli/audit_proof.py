@@ -126,7 +126,7 @@ def export(
     if path == Path("-"):
         print_json(made)
     else:
-        receipt.write(made, path)
+        write_output(path, [receipt.to_text(made)])
         stderr().print(safe(f"{path}: run {summary.id}, {path.stat().st_size} bytes"))
     if receipt.needs_shared_key(made):
         stderr().print(safe(SHARED_KEY, "yellow"))

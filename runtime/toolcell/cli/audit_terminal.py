@@ -252,13 +252,15 @@ def style_of(status: str) -> str:
 # The list
 
 
-def show_list(lines: Sequence[RunSummary], console: Console, older: int = 0) -> None:
+def show_list(lines: Sequence[RunSummary], console: Console, older: int = 0, *, has_heading: bool = True) -> None:
     """Write one line per run. The last column fills the terminal; elsewhere it has 120 columns."""
     rows = [("started", "run", "outcome", "trust", "calls", "took", "script", "what"), *map(_row, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     left = max(20, console.width - sum(widths) - 2 * len(widths)) if console.is_terminal else 120
     styles = [("bold", "bold"), *((style_of(line.outcome), TRUST_STYLES[line.trust]) for line in lines)]
     for number, (row, (style, trust)) in enumerate(zip(rows, styles, strict=True)):
+        if not (number or has_heading):
+            continue
         cells = [f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False)]
         columns = ("", "cyan", style, trust, "", "", "dim") if number else ("bold",) * len(cells)
         what = safe(one_line(row[-1], left), "" if number else "bold")

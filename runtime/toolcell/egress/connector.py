@@ -16,7 +16,6 @@ import anyio
 
 from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.streams import AnswerStream, TcpStream, httpcore, httpx
-from toolcell.errors import ToolError
 
 
 async def exchange(pool: httpcore.AsyncConnectionPool, request: httpcore.Request) -> httpcore.Response:
@@ -73,15 +72,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             raise
         release()
         raise failure
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.AsyncNetworkStream:
-        """Refuse: a URL never leads to a socket file."""
-        raise ToolError(f"the socket file {path} is refused", code="not_permitted")
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
 
 
 class _ResponseStream(httpx.AsyncByteStream):

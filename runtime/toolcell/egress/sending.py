@@ -72,20 +72,7 @@ class Sender:
                 keepalive_expiry=KEPT_S,
                 network_backend=self._allowed.network(self._connections),
             )
-        with self.failures(request):
-            response = await self._exchange(run.pool, request, headers, content, timeout_s)
-            return await self._answer(request, rule, run, response, can_keep=can_keep)
-
-    @staticmethod
-    async def _exchange(
-        pool: httpcore.AsyncConnectionPool,
-        request: HttpRequest,
-        headers: list[tuple[bytes, bytes]],
-        content: Any,
-        timeout_s: float,
-    ) -> httpcore.Response:
         target = request.target
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
         sent = httpcore.Request(
             method=request.method,
             url=httpcore.URL(
@@ -96,9 +83,11 @@ class Sender:
             ),
             headers=headers,
             content=content,
-            extensions={"timeout": timeouts},
+            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)},
         )
-        return await exchange(pool, sent)
+        with self.failures(request):
+            response = await exchange(run.pool, sent)
+            return await self._answer(request, rule, run, response, can_keep=can_keep)
 
     async def _answer(
         self, request: HttpRequest, rule: Allow, run: RunRequests, response: httpcore.Response, *, can_keep: bool

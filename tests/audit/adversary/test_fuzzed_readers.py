@@ -25,6 +25,7 @@ from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay_diff import Comparison
 from toolcell.audit.retention import removals
 from toolcell.audit.sinks import AuditEvent
+from toolcell.cli.audit import changed_parts
 from toolcell.control.replays import AnsweringTools, recorded_result
 from toolcell.errors import ToolcellError
 from toolcell.results import ExecutionResult, Outcome
@@ -34,7 +35,7 @@ MOST_S = 20.0
 
 
 def each_reader(ledger: Ledger) -> None:
-    """Verify, list, show, export, check, replay's preparations, and what retention would remove."""
+    """Verify, list, show, compare, export, check, replay's preparations, and what retention would remove."""
     ledger.verify()
     removals(ledger.path, RecordConfig(keep_s=1), [ledger.key])
     with Index(ledger.path, [ledger.key]) as index:
@@ -45,6 +46,7 @@ def each_reader(ledger: Ledger) -> None:
             attempt(lambda summary=summary: receipt.check(receipt.export(index, summary), [ledger.key]))
     for run in runs:
         json.dumps(run.to_dict())
+        changed_parts(run, runs[0])
         attempt(lambda run=run: replay_parts(run))
 
 
