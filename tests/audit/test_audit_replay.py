@@ -149,6 +149,21 @@ def again(runtime: ReplayRuntime, run: RecordedRun, **options: Any) -> Replay:
     return runtime.portal.call(partial(replay, runtime.runtime, run, **options))
 
 
+def recorded_run(ledger: Ledger, source: str, **log: Any) -> RecordedRun:
+    """Run a script, and return its record."""
+    with SyncRuntime(ledger.registry, record=ledger.log(**log), pool=POOL) as runtime:
+        runtime.execute_code(source)
+    return ledger.the_run()
+
+
+def replayed(run: RecordedRun) -> Replay:
+    """Replay a run where none of its tools is known."""
+    with opened(run) as runtime:
+        done = again(runtime, run)
+    assert done.ok, done.divergence
+    return done
+
+
 def pinned(recorded: Ledger) -> RecordedRun:
     return runs_of(recorded)[0]
 
@@ -167,10 +182,8 @@ def test_recorded_runs_replay_with_equal_results(recorded: Ledger, runtime: Repl
 
 def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
     called = tools_for(ledger)
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
-        runtime.execute_code("set_result(call_tool('slow', delay_s=0, tag=1))")
+    run = recorded_run(ledger, "set_result(call_tool('slow', delay_s=0, tag=1))")
     called.clear()
-    run = ledger.the_run()
     with opened(run, ledger.registry) as runtime:
         assert again(runtime, run).ok
 
@@ -193,9 +206,7 @@ def test_frames_that_a_tool_returned_are_recorded_and_answered_again(ledger: Led
 
 def test_a_tool_of_a_namespace_is_the_recorded_one_however_the_script_writes_it(ledger: Ledger) -> None:
     ledger.registry.register("github.search", "Searches what there is", None, lambda args: 1)
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
-        runtime.execute_code("set_result(call_tool('github.search', a=1))")
-    run = ledger.the_run()
+    run = recorded_run(ledger, "set_result(call_tool('github.search', a=1))")
     with opened(run) as replaying:
         assert again(replaying, run, source="set_result(call_tool('github__search', a=1))").ok
 
@@ -325,14 +336,9 @@ def test_answers_come_in_the_order_they_came(ledger: Ledger) -> None:
     """Whatever is first in the record is first again, though answering from it takes no time at all."""
     tools_for(ledger)
     script = PIECES[-1].format() + "\nset_result(seen)"
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
-        result = runtime.execute_code(f"seen = []\n{script}")
-    assert result.value == [[2]], result.error
-    run = ledger.the_run()
-    with opened(run) as runtime:
-        done = again(runtime, run)
-
-    assert done.ok, done.divergence
+    run = recorded_run(ledger, f"seen = []\n{script}")
+    assert run.end["value"] == [[2]], run.end
+    replayed(run)
 
 
 def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> None:
@@ -341,16 +347,10 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
         "import asyncio\ntry:\n    await asyncio.wait_for(call_tool_async('slow', delay_s=60, tag=1), 0.05)\n"
         "except TimeoutError:\n    set_result(call_tool('search', query='after'))"
     )
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
-        result = runtime.execute_code(script)
-        assert result.ok, result.error
-    run = ledger.the_run()
-    with opened(run) as runtime:
-        done = again(runtime, run)
-
-    assert done.ok, done.divergence
-    assert done.notes == ()
-    assert done.answered == 1
+    run = recorded_run(ledger, script)
+    assert run.outcome == "ok", run.end
+    done = replayed(run)
+    assert (done.notes, done.answered) == ((), 1)
 
 
 @pytest.mark.parametrize(
@@ -363,10 +363,7 @@ def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str, w
     with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL, limits=limits) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
-    with opened(run) as runtime:
-        done = again(runtime, run)
-
-    assert done.ok, done.divergence
+    done = replayed(run)
     assert done.result is not None
     assert done.result.outcome is outcome
 
@@ -440,9 +437,7 @@ def test_what_a_script_failed_with_fits_into_the_line_that_says_so(recorded: Led
 @pytest.mark.parametrize(("keep", "why"), [("digest", "digest"), ("omit", "omit")])
 def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: Any, why: str) -> None:
     settings = {"tools": {"search": ToolContent(results=keep)}}
-    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings), pool=POOL) as runtime:
-        runtime.execute_code("set_result(call_tool('search', query='x'))")
-    run = ledger.the_run()
+    run = recorded_run(ledger, "set_result(call_tool('search', query='x'))", settings=settings)
     with opened(run) as runtime:
         found = again(runtime, run).divergence
         given = again(runtime, run, answers={1: ToolResult.of([{"title": "x", "rank": 10}])})
@@ -455,9 +450,7 @@ def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: A
 
 def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
     settings = {"tools": {"search": ToolContent(args="digest")}}
-    with SyncRuntime(ledger.registry, record=ledger.log(settings=settings), pool=POOL) as runtime:
-        runtime.execute_code("set_result(call_tool('search', query='x'))")
-    run = ledger.the_run()
+    run = recorded_run(ledger, "set_result(call_tool('search', query='x'))", settings=settings)
     with opened(run) as runtime:
         assert again(runtime, run).ok
         found = again(runtime, run, source="set_result(call_tool('search', query='y'))").divergence
@@ -469,14 +462,7 @@ def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
 def test_a_run_with_redacted_secrets_replays_on_what_is_recorded(ledger: Ledger) -> None:
     secret = "s3cr3t-thing"
     script = f"x = call_tool('search', query='{secret}')\nset_result([x, call_tool('search', query=x[0]['title'])])"
-    with SyncRuntime(ledger.registry, record=ledger.log(secrets=[secret]), pool=POOL) as runtime:
-        runtime.execute_code(script)
-    run = ledger.the_run()
-    with opened(run) as runtime:
-        done = again(runtime, run)
-
-    assert done.ok, done.divergence
-    assert "had secrets taken out" in done.notes[0]
+    assert "had secrets taken out" in replayed(recorded_run(ledger, script, secrets=[secret])).notes[0]
 
 
 def test_what_was_too_large_to_record_has_to_be_given(ledger: Ledger) -> None:
@@ -538,15 +524,9 @@ drawn = [child(lambda: repr([random.random(), os.urandom(4), uuid.uuid4().hex]))
 assert drawn[0] != drawn[1] != repr([random.random(), os.urandom(4), uuid.uuid4().hex])
 print(drawn)
 """
-    with SyncRuntime(ledger.registry, record=ledger.log(), pool=POOL) as runtime:
-        result = runtime.execute_code(script)
-        assert result.ok, result.error
-    run = ledger.the_run()
-    with opened(run) as runtime:
-        done = again(runtime, run)
-
-    assert done.ok, done.divergence
-    assert done.notes == ()
+    run = recorded_run(ledger, script)
+    assert run.outcome == "ok", run.end
+    assert replayed(run).notes == ()
 
 
 UNREPEATABLE = {

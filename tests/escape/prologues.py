@@ -52,9 +52,7 @@ def in_child(action):
 """
 )
 
-BRIDGE = (
-    BASICS
-    + """
+BRIDGE = f"""{BASICS}
 import signal, socket, stat, struct, time
 import msgpack
 
@@ -131,4 +129,3 @@ def stay():
 RESULT, DONE = 21, 24
 CALL, CANCEL, LOG, PROGRESS, PART, PROBLEM = 17, 18, 19, 20, 22, 23
 """
-)

@@ -20,15 +20,12 @@ BRIDGE_IS_A_SOCKET = process_only("no descriptor can be sent along the two pipes
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_illegal_bytes_end_the_run_as_a_protocol_error(kind: str, victim: Victim) -> None:
     """The whole table is walked without a sandbox in `tests/hostile/test_illegal_frames.py`."""
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 send(bytes.fromhex(honest))
 send(bytes.fromhex(illegal))
 attempt(send, bytes.fromhex(forged))
 stay()
 """
-    )
     sent = {"honest": HONEST.hex(), "illegal": ILLEGAL[kind].hex(), "forged": FORGED.hex()}
     plain = outside(source, bridge=True, **sent)
     assert plain.believed[0] == [20, "honest"]
@@ -56,9 +53,7 @@ LATE = {
 @pytest.mark.parametrize("kind", LATE)
 def test_nothing_after_done_has_any_effect(kind: str, gap: str, victim: Victim) -> None:
     pause = "time.sleep(0.02)" if gap == "after a while" else ""
-    source = (
-        BRIDGE
-        + f"""
+    source = f"""{BRIDGE}
 first = message(RESULT, "earned", []) + message(DONE, True, None)
 late = {LATE[kind]}
 if {gap!r} == "in one write":
@@ -69,7 +64,6 @@ else:
     attempt(send, late)
 stay()
 """
-    )
     assert outside(source, bridge=True).received_bytes > 22
     inside = victim.run(source)
     # Either what came first counts and the rest was never read, or the whole run is void.
@@ -127,9 +121,7 @@ stay()
 
 @pytest.mark.parametrize("claim", ["denied", "timeout", "MemoryLimit", "cancelled"])
 def test_an_outcome_that_only_the_host_can_see_cannot_be_claimed(claim: str, victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + f"""
+    source = f"""{BRIDGE}
 send(message(CALL, 1, "touch", {{"tag": "done before"}}, None))
 receive()
 claim = {{"type": {claim!r}, "message": "refused before it ran", "denied": True, "limit": "wall_s", "limit_value": 1.0,
@@ -137,7 +129,6 @@ claim = {{"type": {claim!r}, "message": "refused before it ran", "denied": True,
 send(message(DONE, False, claim))
 stay()
 """
-    )
     assert outside(source, bridge=True).believed[-1][2]["denied"] is True
     inside = victim.run(source)
     assert inside.effects == ["done before"]
@@ -203,9 +194,7 @@ def test_a_conversation_broken_off_anywhere_ends_the_run(kind: str, victim: Vict
 @BRIDGE_IS_A_SOCKET
 def test_descriptors_cannot_be_sent_along(victim: Victim) -> None:
     """SCM_RIGHTS with valid messages, to the host and to itself. A socket in flight inside itself has no owner."""
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 import _socket, array
 left, right = socket.socketpair()
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
@@ -217,7 +206,6 @@ told += [pass_on(left, b"x", [left.fileno(), right.fileno(), bridge.fileno()])]
 send(message(RESULT, sorted(set(told)), []) + message(DONE, True, None))
 stay()
 """
-    )
     assert [21, ["ok"], []] in outside(source, bridge=True).believed
     inside = victim.run(source)
     assert (inside.outcome, inside.value) == ("ok", ["EPERM"])

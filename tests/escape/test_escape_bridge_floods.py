@@ -27,9 +27,7 @@ FLOODS = {
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(kind: str, victim: Victim) -> None:
     """While one guest floods, a run of another guest ends as usual. The flood ends at its limit."""
-    source = (
-        BRIDGE
-        + f"""
+    source = f"""{BRIDGE}
 send(message(CALL, 1, "echo", {{"text": "x"}}, None))
 receive()
 if isolated:
@@ -40,7 +38,6 @@ wave *= max(1, 200_000 // len(wave))
 while True:
     send(wave)
 """
-    )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
 
     honest = """
@@ -87,15 +84,12 @@ def test_answers_that_are_never_read_hold_neither_memory_nor_the_run(then: str, 
         "silence": "stay()",
         "end": "bridge.close()\nos._exit(0)",
     }[then]
-    source = (
-        BRIDGE
-        + f"""
+    source = f"""{BRIDGE}
 send(b"".join(message(CALL, number, "big", {{"size": 1_000_000}}, None) for number in range(1, 100)))
 if isolated:
     time.sleep(0.2)
 {last}
 """
-    )
     assert len(outside(source, bridge=True).believed) >= 99
     inside = victim.run(source, limits={"wall_s": 0.6})
     assert inside.outcome in ("ok", "timeout", "killed")
@@ -120,15 +114,12 @@ HOARDS = {
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
     """40 messages of up to 4 MB each, of every kind from which the host keeps something."""
-    source = (
-        BRIDGE
-        + f"""
+    source = f"""{BRIDGE}
 for number in range(1, 41):
     send({HOARDS[kind]})
 send(message(DONE, True, None))
 stay()
 """
-    )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
     inside = victim.run(source, limits={"wall_s": 2, "memory_bytes": 256 * MIB})
     assert inside.result.usage.wall_s < ENDED_S

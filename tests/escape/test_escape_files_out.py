@@ -90,9 +90,7 @@ def test_only_regular_files_come_out_and_nothing_blocks(kind: str, victim: Victi
 
 def test_a_file_that_is_swapped_while_it_is_read_never_becomes_another(victim: Victim) -> None:
     """A thread replaces the file by a link, a fifo, a directory and back, as fast as it can."""
-    swap = (
-        BASICS
-        + """
+    swap = f"""{BASICS}
 import sys, threading
 sys.setswitchinterval(1e-6)
 open("good", "w").write("good")
@@ -107,7 +105,6 @@ threading.Thread(target=swapping, daemon=True).start()
 while not os.path.lexists("name"):
     pass
 """
-    )
     racy = (
         swap
         + """
@@ -131,9 +128,7 @@ set_result(caught)
 
 
 def test_a_file_that_grows_while_it_is_read_stays_within_the_limit(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = f"""{BASICS}
 import threading
 open("name", "wb").write(b"x" * 1000)
 def growing():
@@ -143,7 +138,6 @@ def growing():
                 break
 threading.Thread(target=growing, daemon=True).start()
 """
-    )
     assert outside(source + "while os.path.getsize('name') < 100_000: pass\nset_result(1)").value == 1
     limits = {"files_bytes": 50_000, "disk_bytes": 4 * MIB}
     inside = victim.run(source + "for _ in range(200):\n    set_result(1, files=['name'])", limits=limits)
@@ -187,13 +181,10 @@ FORGED_NAMES = [
 @pytest.mark.parametrize("name", FORGED_NAMES, ids=[f"{name[:20]!r}-{len(name)}" for name in FORGED_NAMES])
 def test_a_file_name_from_a_patched_guest_is_refused_or_harmless(name: str, victim: Victim) -> None:
     """A caller joins the names of returned files to a directory, and prints them on a terminal."""
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 send(message(RESULT, 1, [name]) + message(PART, name, "text/html", b"data", True) + message(DONE, True, None))
 stay()
 """
-    )
     assert outside(source, bridge=True, name=name).believed[1][1] == name
     inside = victim.run(source, name=name)
     for file in inside.result.files:
@@ -206,13 +197,10 @@ stay()
 
 @pytest.mark.parametrize("kind", ["text/html\r\nX-Forged: 1", "x" * 100_000, "\x1b[2J", "\u202e", "a\0b"])
 def test_a_media_type_from_a_patched_guest_is_refused_or_harmless(kind: str, victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 send(message(RESULT, 1, ["a"]) + message(PART, "a", kind, b"data", True) + message(DONE, True, None))
 stay()
 """
-    )
     assert outside(source, bridge=True, kind=kind).believed[1][2] == kind
     for file in victim.run(source, kind=kind).result.files:
         assert file.media_type.isprintable()
@@ -221,15 +209,12 @@ stay()
 
 def test_names_made_in_the_workspace_are_refused_or_harmless(victim: Victim) -> None:
     """The kernel allows all bytes but two in a name."""
-    source = (
-        BASICS
-        + """
+    source = f"""{BASICS}
 names = ["a\\nb", "a\\x1b[2J", "\\u202egnp.exe", "-rf", "~", "$HOME", "`id`", "a;b", "%00", "con", "a b", "*", "[a]", "?"]
 for name in names:
     open(name, "w").write("x")
 set_result(1) if not isolated else set_result(1, files=[*names, "."])
 """
-    )
     assert outside(source).value == 1
     inside = victim.run(source)
     assert inside.outcome in ("ok", "error")
@@ -239,14 +224,11 @@ set_result(1) if not isolated else set_result(1, files=[*names, "."])
 
 def test_a_piece_of_one_file_never_ends_up_in_another(victim: Victim) -> None:
     """A result in the middle of a file discards that file. What follows is a new file."""
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 send(message(PART, "a", "", b"AAAA", False) + message(RESULT, 1, []) + message(PART, "b", "", b"BBBB", True))
 send(message(PART, "c", "", b"CCCC", False) + message(DONE, True, None))
 stay()
 """
-    )
     assert len(outside(source, bridge=True).believed) == 5
     files = victim.run(source).result.files
     assert {file.name: file.data for file in files} in ({"b": b"BBBB"}, {})

@@ -222,14 +222,11 @@ def test_the_name_of_the_hosts_domain_does_not_come_along() -> None:
         "assert libc.sethostname(b'secret-host', 11) == 0\n"
         "assert libc.setdomainname(b'secret-domain', 13) == 0\n"
     )
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 buffer = ctypes.create_string_buffer(65 * 6)
 libc.uname(buffer)
 set_result([buffer.raw[65 * number : 65 * number + 64].rstrip(b"\\0").decode() for number in (1, 5)])
 """
-    )
     if os.geteuid() == 0:  # an ordinary user would have to be mapped by somebody else first
         assert outside(renamed + source).value == ["secret-host", "secret-domain"]
         host = Victim(before=renamed)
@@ -277,12 +274,9 @@ set_result({
 def test_links_and_sizes_tell_nothing_of_the_hosts_hardware(victim: Victim) -> None:
     """Landlock cannot refuse readlink() and stat(), so what they must not tell must not be in the file system."""
     found = [path for kind in ("block", "net", "bdi", "mem", "tty") for path in Path("/sys/class", kind).glob("*")]
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 set_result([path for path in paths if "ok" in (attempt(os.readlink, path), attempt(os.stat, path))])
 """
-    )
     paths = [str(path) for path in found[:200]]
     told = outside(source, paths=paths).value
     assert told != []
@@ -292,9 +286,7 @@ set_result([path for path in paths if "ok" in (attempt(os.readlink, path), attem
 
 def test_a_core_dump_is_never_written(victim: Victim) -> None:
     """A core dump would lie on the host's disk, or with a program that collects dumps."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import resource, signal
 child = os.fork()
 if child == 0:
@@ -305,7 +297,6 @@ if child == 0:
     ctypes.string_at(0)
 set_result([resource.getrlimit(resource.RLIMIT_CORE)[1], libc.prctl(3, 0, 0, 0, 0), os.WCOREDUMP(os.waitpid(child, 0)[1])])
 """
-    )
     assert outside(source).value[1] == 1  # dumpable
     assert victim.run(source).value == [0, 0, False]
 

@@ -67,15 +67,12 @@ CONNECTIONS = {
 
 @pytest.mark.parametrize("way", CONNECTIONS)
 def test_nothing_of_the_host_can_be_connected_to(way: str, victim: Victim, listener: int, tmp_path: Path) -> None:
-    source = (
-        RAW
-        + f"""
+    source = f"""{RAW}
 import asyncio, socket, urllib.request
 def connect():
     {CONNECTIONS[way]}
 set_result(attempt(connect))
 """
-    )
     named, postbox = str(tmp_path / "named"), str(tmp_path / "postbox")
     abstract = f"toolcell-attack-{listener}"
     with (
@@ -144,15 +141,12 @@ set_result({"names": [name for _, name in socket.if_nameindex()] if attempt(sock
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 def test_rings_and_kernel_aio_do_not_open_another_way_to_a_socket(victim: Victim) -> None:
     """io_uring can create and connect sockets without a system call that a filter sees."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 parameters = ctypes.create_string_buffer(120)
 ring = call(425, 4, ctypes.addressof(parameters))
 context = ctypes.c_ulong(0)
 set_result([ring if isinstance(ring, str) else "made", call(206, 1, ctypes.addressof(context))])
 """
-    )
     made = outside(source).value
     assert made[1] == 0
     assert made[0] in ("made", "ENOSYS", "EPERM")  # some machines have switched rings off for everybody

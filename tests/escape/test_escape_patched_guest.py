@@ -13,9 +13,7 @@ from escape.prologues import BASICS
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21")]
 
-DIG = (
-    BASICS
-    + """
+DIG = f"""{BASICS}
 import signal, socket, stat
 from toolcell_bridge.wire import codec, connection, framing, messages, plain
 from toolcell_bridge.guest import channel as channels
@@ -33,7 +31,6 @@ def stay():
     while isolated:
         signal.pause()
 """
-)
 
 PATCHES = {
     "any move is legal": """

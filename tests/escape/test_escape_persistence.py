@@ -109,15 +109,12 @@ def test_a_run_finds_nothing_of_the_run_before_it(mark: str, victim: Victim) -> 
 
 def test_every_run_draws_its_own_randomness(victim: Victim) -> None:
     """All forks of a seeded parent would draw the same number."""
-    source = (
-        BASICS
-        + """
+    source = f"""{BASICS}
 import random, secrets, tempfile, uuid
 draws = [random.random(), random.getrandbits(64), str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(8),
          os.urandom(8).hex(), next(tempfile._get_candidate_names()), random.SystemRandom().random()]
 set_result(draws)
 """
-    )
     siblings = """
 import os, random, _random
 parent = _random.Random(1)

@@ -82,12 +82,9 @@ def test_a_process_of_the_host_cannot_be_seen_or_touched(victim: Victim, bystand
 
 def test_no_process_id_leads_out_of_the_sandbox(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
     """Signal 0 to every possible process id: only the sandbox's own init exists."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 set_result([pid for pid in range(1, last) if pid not in (os.getpid(), os.getppid()) and attempt(os.kill, pid, 0) == "ok"])
 """
-    )
     assert bystander.pid in outside(source, last=bystander.pid + 1).value
     assert victim.run(source, last=100_000).value == []
 
@@ -128,9 +125,7 @@ set_result([len(pids), told])
 @pytest.mark.parametrize("target", [0, -1], ids=["its group", "everybody"])
 def test_signals_to_many_stay_inside(target: int, victim: Victim) -> None:
     """kill(0) signals a process group, which a pid namespace does not bound. kill(-1) signals all processes it may."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import signal
 for number in range(1, 65):
     if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, 32, 33):
@@ -152,7 +147,6 @@ if isolated:  # the last one ends a guest that is not its own init
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
         attempt(os.kill, target, number)
 """
-    )
     assert outside(source, target=target).value == signal.SIGUSR1
     above = 1 if IS_CONTAINED else 2  # the zygote, and the launcher above it; what is below ends with its run
     before = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)[:above]]
@@ -250,9 +244,7 @@ def unhurried() -> Iterator[Victim]:
 def test_nothing_goes_on_between_its_run_and_its_end(kind: str, unhurried: Victim) -> None:
     """A timer, children that fork children, and threads all try to work on when the run is over."""
     name = f"goer{secrets.token_hex(3)}"
-    source = (
-        RAW
-        + f"""
+    source = f"""{RAW}
 import signal, threading, time
 libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
 def spin(seconds):
@@ -268,7 +260,6 @@ set_result(os.getpid())
 while not isolated:
     signal.pause()
 """
-    )
     gone_on = outside(source, name=name, within_s=3.0)
     assert isinstance(gone_on.value, int)
     assert gone_on.status is None
@@ -316,9 +307,7 @@ set_result("finished")
     victim.assert_healthy()
 
 
-FORK_BOMB = (
-    RAW
-    + """
+FORK_BOMB = f"""{RAW}
 import signal
 made = 0
 while made < bound:
@@ -328,7 +317,6 @@ while made < bound:
     made += 1
 set_result(made)
 """
-)
 
 
 def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(victim: Victim) -> None:
@@ -339,9 +327,7 @@ def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(victim: Victim) -> Non
 
 
 def test_a_fork_bomb_that_ignores_refusals_is_ended(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 generations = 0
 while generations < bound:
     try:
@@ -352,7 +338,6 @@ while generations < bound:
     generations += 1
 set_result(generations)
 """
-    )
     assert outside(source, bound=100).value == 100
     inside = victim.run(source, bound=10**9, limits={"processes": 16, "wall_s": 1.0, "cpu_s": 3})
     assert inside.outcome in ("process_limit", "timeout", "cpu_limit")
@@ -360,9 +345,7 @@ set_result(generations)
 
 
 def test_a_thread_bomb_ends_at_the_limit(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import threading
 stop = threading.Event()
 started = 0
@@ -372,7 +355,6 @@ while started < bound:
 stop.set()
 set_result(started)
 """
-    )
     assert outside(source, bound=200).value == 200
     inside = victim.run(source, bound=10**6, limits={"processes": 16, "wall_s": 10})
     assert_ended_at_the_limit(inside)
@@ -382,9 +364,7 @@ set_result(started)
 @full_only("processes are watched there, and this is over before the next look")
 def test_raw_clones_count_like_any_process(victim: Victim) -> None:
     """vfork, CLONE_VM and CLONE_THREAD bypass Python and the C library."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 made, flags = 0, 0x100 | 0x200 | 0x400 | 17  # VM, FS, FILES
 stacks = ctypes.create_string_buffer(1 << 20)
 pause = ctypes.cast(libc.pause, ctypes.c_void_p).value
@@ -396,7 +376,6 @@ while made < bound:
     made += 1
 set_result(made)
 """
-    )
     assert outside(source, bound=100).value == 100
     assert victim.run(source, bound=200, limits={"processes": 16}).value < 24
     victim.assert_healthy()
@@ -404,9 +383,7 @@ set_result(made)
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV])
 def test_a_guest_that_signals_itself_ends_or_goes_on_and_never_hangs(number: int, victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import signal
 def hit():
     os.kill(os.getpid(), number)
@@ -422,7 +399,6 @@ set_result([os.WIFSTOPPED(ended), os.WIFSIGNALED(ended)])
 if isolated:
     hit()
 """
-    )
     assert True in outside(source, number=int(number)).value
     inside = victim.run(source, number=int(number), limits={"wall_s": 1.5})
     assert inside.outcome in ("ok", "killed", "timeout")

@@ -108,9 +108,7 @@ def test_memory_of_many_sandboxes_is_each_ones_own(victim: Victim) -> None:
 
 def test_kernel_memory_counts_too(victim: Victim) -> None:
     """Buffers of sockets and pipes are pages outside every address space."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import socket
 held, filled = [], 0
 while filled < bound:
@@ -130,7 +128,6 @@ while filled < bound:
         signal.pause()
 set_result(filled)
 """
-    )
     assert outside(source, bound=32 << 20).value >= 32 << 20
     inside = victim.run(source, bound=1 << 40, limits={"memory_bytes": 64 * MIB, "open_files": 256, "wall_s": 5})
     assert inside.outcome in ("memory_limit", "ok", "timeout", "process_limit", "killed")
@@ -221,9 +218,7 @@ def test_processor_time_ends_at_its_limit_whatever_the_script_ignores(kind: str,
 
 
 def test_processor_time_of_all_children_is_added_up(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import time
 for _ in range(4):
     if os.fork() == 0:
@@ -234,7 +229,6 @@ for _ in range(4):
     os.wait()
 set_result(sum(os.times()[:4]))
 """
-    )
     assert outside(source, seconds=0.1).value > 0.3
     inside = victim.run(source, seconds=0.4, limits={"cpu_s": 0.5, "wall_s": 20})
     assert (inside.outcome, inside.result.has_value) == ("cpu_limit", False)
@@ -277,9 +271,7 @@ FILL = {
 
 @pytest.mark.parametrize("trick", FILL)
 def test_no_trick_stores_more_than_the_disk_limit(trick: str, victim: Victim) -> None:
-    source = (
-        RAW
-        + f"""
+    source = f"""{RAW}
 import mmap, tempfile
 def bytes_in(make, most=1 << 30):
     held, total = [], 0
@@ -316,7 +308,6 @@ def mapped():
     return wanted if os.waitpid(child, 0)[1] == 0 else 0
 set_result({FILL[trick]})
 """
-    )
     wanted = 2 * DISK_BYTES
     assert outside(source, wanted=wanted, places=["."]).value >= wanted
     inside = victim.run(
@@ -329,13 +320,10 @@ set_result({FILL[trick]})
 
 
 def test_a_sparse_file_promises_nothing(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 file = os.open("sparse", os.O_RDWR | os.O_CREAT)
 set_result([attempt(os.ftruncate, file, size), attempt(os.pwrite, file, b"x", size - 1)])
 """
-    )
     assert outside(source, size=1 << 40).value == ["ok", "ok"]
     inside = victim.run(source, size=1 << 40, limits={"disk_bytes": DISK_BYTES, "wall_s": 5})
     assert not inside.result.has_value or set(inside.value) <= {"EFBIG", "ENOSPC"}
@@ -367,9 +355,7 @@ set_result(made)
 
 
 def test_descriptors_end_at_their_limit(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 held = []
 while len(held) < bound:
     try:
@@ -378,7 +364,6 @@ while len(held) < bound:
         break
 set_result(len(held))
 """
-    )
     assert outside(source, bound=400).value == 400
     assert victim.run(source, bound=10**6, limits={"open_files": 64}).value < 64
     victim.assert_healthy()

@@ -22,9 +22,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's"),
 ]
 
-PREPARE = (
-    RAW
-    + """
+PREPARE = f"""{RAW}
 import _socket, array, fcntl, socket, struct
 left, right = socket.socketpair()
 page = ctypes.create_string_buffer(8192)
@@ -33,7 +31,6 @@ rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))
 own = os.open("own", os.O_RDWR | os.O_CREAT)
 address = ctypes.addressof
 """
-)
 
 TAKEN = {
     "descriptors in flight": ["attempt(_socket.socket.sendmsg, left, [b'x'], [rights])", "call(307, -1, BAD, 1, 0)"],
@@ -91,16 +88,13 @@ def test_a_lock_of_a_script_is_no_lock_of_the_kernel() -> None:
         assert runtime.execute_code(LOCKS).value == [*["ok"] * 5, "EPERM", False]
 
 
-TIMERS = (
-    RAW
-    + """
+TIMERS = f"""{RAW}
 wanted, made = 500, 0
 timer = ctypes.c_int()
 event = (ctypes.c_int * 16)(0, 0, 0, 1)  # SIGEV_NONE
 while made < wanted and call(222, 1, ctypes.addressof(event), ctypes.addressof(timer)) == 0:
     made += 1
 """
-)
 
 
 @process_only("containers are one user to the kernel, which counts queued signals and timers per user")

@@ -57,15 +57,12 @@ def test_a_call_outside_the_table_is_refused_before_the_kernel_looks_at_it(
     assert reached_inside[name] in ("EPERM", "ENOSYS")
 
 
-INT_0X80 = (
-    RAW
-    + """
+INT_0X80 = f"""{RAW}
 import mmap
 page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 page.write(bytes.fromhex("53" "b8") + number.to_bytes(4, "little") + bytes.fromhex("31db 31c9 31d2 cd80 5b c3"))
 function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 """
-)
 
 
 @pytest.mark.parametrize("number", [20, 102, 359], ids=["getpid", "socketcall", "socket"])
@@ -86,9 +83,7 @@ def test_a_script_that_uses_the_32_bit_gate_itself_is_reported_as_killed(victim:
 
 def test_a_32_bit_code_segment_does_not_open_the_32_bit_calls(victim: Victim) -> None:
     """A far return into the compatibility segment, `int 0x80` there, and back, without a C library."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import mmap
 libc.mmap.restype = ctypes.c_void_p
 low = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(8192), 7, 0x62, -1, ctypes.c_long(0))  # MAP_32BIT
@@ -105,20 +100,16 @@ ctypes.memmove(there, narrow, len(narrow))
 ctypes.memmove(back, wide, len(wide))
 set_result(in_child(ctypes.CFUNCTYPE(ctypes.c_int)(low)))
 """
-    )
     assert isinstance(outside(source).value, int)
     assert victim.run(source).value == "signal 31"
 
 
 def test_x32_numbers_lead_nowhere(victim: Victim) -> None:
     """Most kernels are built without x32, so a plain process may get ENOSYS too."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 numbers = [39, 41, 56, 101, 165, 272, 425, 512, 520, 521, 536, 547]
 set_result([in_child(lambda: call(0x40000000 | number, 0, 0, 0, 0, 0)) for number in numbers])
 """
-    )
     assert all(isinstance(each, int) or each.startswith(("E", "signal")) for each in outside(source).value)
     # A container's own filter knows one architecture and ends whoever speaks for another.
     assert set(victim.run(source).value) == ({"ENOSYS"} if IS_PROCESS else {"signal 31"})
@@ -168,14 +159,11 @@ set_result({
 
 
 def test_limits_cannot_be_raised_or_lowered_from_inside(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import resource
 kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 set_result([attempt(resource.setrlimit, kind, resource.getrlimit(kind)) for kind in kinds])
 """
-    )
     assert set(outside(source).value) == {"ok"}
     assert set(victim.run(source).value) == {"ValueError"}  # what Python makes of EPERM here
 
@@ -197,9 +185,7 @@ set_result({name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for na
 
 def test_a_child_cannot_be_given_to_the_parent_of_the_sandbox(victim: Victim) -> None:
     """CLONE_PARENT makes a child the sibling of its creator: a child of the zygote, not of the namespace's init."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 def clone():
     parent = os.getppid()
     child = call(56, 0x8000 | 17, 0, 0, 0, 0)
@@ -208,16 +194,13 @@ def clone():
     return child if isinstance(child, str) else "made"
 set_result(clone())
 """
-    )
     assert outside(source).value == "made"
     assert victim.run(source).value == ("EINVAL" if IS_PROCESS and not IS_CONTAINED else "EPERM")
 
 
 def test_out_of_band_data_on_unix_sockets_is_out_of_reach(victim: Victim) -> None:
     """No program uses MSG_OOB on AF_UNIX, and it was a way into the kernel (CVE-2025-38236)."""
-    source = (
-        RAW
-        + """
+    source = f"""{RAW}
 import _socket, socket
 left, right = socket.socketpair()
 set_result([
@@ -227,6 +210,5 @@ set_result([
     attempt(right.recvmsg, 1, 0, socket.MSG_OOB),
 ])
 """
-    )
     assert outside(source).value[:2] == ["ok", "ok"]
     assert set(victim.run(source).value) <= {"EPERM", "EOPNOTSUPP"}

@@ -67,15 +67,12 @@ ARGUMENTS: dict[str, Any] = {
 def test_arguments_are_checked_against_the_schema_before_the_tool_runs(kind: str, victim: Victim) -> None:
     naive = "reached = []\ndef touch(**arguments): reached.append(arguments)\ntouch(**given)\nset_result(len(reached))"
     assert outside(naive, given=ARGUMENTS[kind]).value == 1
-    source = (
-        BRIDGE
-        + """
+    source = f"""{BRIDGE}
 send(message(CALL, 1, "touch", given, None))
 answer = receive()
 send(message(RESULT, answer[0], []) + message(DONE, True, None))
 stay()
 """
-    )
     inside = victim.run(source, given=ARGUMENTS[kind])
     if inside.value == 3:  # mended, as a model's would be: then the record says what was asked
         assert len(inside.effects) == 1

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from integrations.refusing_tools import refusing_registry
+from integrations.refusing_tools import check_refusals, refusing_registry
 from toolcell import Limits, Runtime, SyncRuntime, ToolRegistry
-from toolcell.errors import Misconfigured, RegistrationError, UsageError
+from toolcell.errors import Misconfigured, UsageError
 
 needs("langchain.agents")
 
@@ -227,16 +226,7 @@ async def test_cancelling_the_agent_ends_the_script_and_leaves_nothing() -> None
 
 
 def test_wrong_arguments_are_refused() -> None:
-    runtime = Runtime()
-    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: code_execution_tool("process"), UsageError, "runtime"),  # type: ignore[arg-type]
-        (lambda: code_execution_tool(runtime, tools=weather), UsageError, r"tools=\[weather\]"),
-        (lambda: code_execution_tool(runtime, on_approval="never"), UsageError, "never"),  # type: ignore[arg-type]
-        (lambda: code_execution_tool(runtime, tools=[weather, weather]), RegistrationError, "weather"),
-    ]
-    for make, kind, said in wrong:
-        with pytest.raises(kind, match=said):
-            make()
+    check_refusals(code_execution_tool, weather, on_approval="never")
 
 
 def test_the_example_prints_what_it_says() -> None:

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from integrations.refusing_tools import refusing_registry
+from integrations.refusing_tools import check_refusals, refusing_registry
 from toolcell import Limits, Runtime, ToolRegistry
-from toolcell.errors import RegistrationError, UsageError
+from toolcell.errors import UsageError
 
 needs("llama_index.core")
 
@@ -219,15 +219,7 @@ async def test_cancelling_the_agent_ends_the_script_and_leaves_nothing() -> None
 
 
 def test_wrong_arguments_are_refused() -> None:
-    runtime, given = Runtime(), tool(weather)
-    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: CodeInterpreterToolSpec("process"), UsageError, "runtime"),  # type: ignore[arg-type]
-        (lambda: CodeInterpreterToolSpec(runtime, tools=given), UsageError, r"tools=\[weather\]"),
-        (lambda: CodeInterpreterToolSpec(runtime, tools=[given, given]), RegistrationError, "weather"),
-    ]
-    for make, kind, said in wrong:
-        with pytest.raises(kind, match=said):
-            make()
+    check_refusals(CodeInterpreterToolSpec, tool(weather))
 
 
 def test_the_example_prints_what_it_says() -> None:

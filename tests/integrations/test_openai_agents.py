@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from integrations.refusing_tools import refusing_registry
+from integrations.refusing_tools import check_refusals, refusing_registry
 from toolcell import Limits, Runtime, ToolRegistry
-from toolcell.errors import RegistrationError, UsageError
 
 needs("agents.tool_context")
 
@@ -378,16 +376,7 @@ async def test_the_audit_log_has_the_calls_of_the_sdks_tools(tmp_path: Path) -> 
 
 
 def test_wrong_arguments_are_refused() -> None:
-    runtime = Runtime(ToolRegistry())
-    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: code_execution_tool("process"), UsageError, "runtime"),  # type: ignore[arg-type]
-        (lambda: code_execution_tool(runtime, tools=weather), UsageError, r"tools=\[weather\]"),
-        (lambda: code_execution_tool(runtime, on_approval="never"), UsageError, "never"),  # type: ignore[arg-type]
-        (lambda: code_execution_tool(runtime, tools=[weather, weather]), RegistrationError, "weather"),
-    ]
-    for make, kind, said in wrong:
-        with pytest.raises(kind, match=said):
-            make()
+    check_refusals(code_execution_tool, weather, on_approval="never")
 
 
 def test_the_example_prints_what_it_says() -> None:

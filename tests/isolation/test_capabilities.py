@@ -75,9 +75,7 @@ os.write(writer, b"x")
 
 def test_a_new_user_namespace_fills_the_bounding_set_again(child: Child) -> None:
     """Why a sandbox with a user namespace of its own drops the set itself, though its parent has."""
-    script = (
-        ENTER
-        + """
+    script = f"""{ENTER}
 capabilities.drop_bounding()
 pid = os.fork()
 if pid == 0:
@@ -87,7 +85,6 @@ if pid == 0:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 """
-    )
     assert child(script).lines == ["0 True"]
 
 

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.isolation
 
 LOADED = "import asyncio, concurrent.futures.thread, logging, os, random, sys, threading\n"
 
-IN_CHILD = (
-    LOADED
-    + """
+IN_CHILD = f"""{LOADED}
 def in_child(work):
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
@@ -34,7 +32,6 @@ def in_child(work):
     with open(read) as pipe:
         return eval(pipe.read())
 """
-)
 
 BEHAVIOUR = {
     "the main thread is the only one": """

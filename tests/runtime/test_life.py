@@ -10,11 +10,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import anyio
 import psutil
@@ -467,31 +467,41 @@ def until(condition: Callable[[], bool], within_s: float = 30) -> bool:
     return True
 
 
+@contextmanager
+def host_that_leaves_nothing(
+    folder: Path, end: signal.Signals = signal.SIGKILL
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Start a program with runs under way, and end it afterwards with a signal. Then nothing is left of it."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOST)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert host.stdout is not None
+    try:
+        yield host, host.stdout
+        below = psutil.Process(host.pid).children(recursive=True)
+        host.send_signal(end)
+        host.wait(60)
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    assert until(lambda: not alive(below)), alive(below)
+    assert until(lambda: not cgroup_folders(host.pid)), cgroup_folders(host.pid)
+    assert os.listdir(folder) == []
+
+
 KILLS = int(os.environ.get("TOOLCELL_KILLS", "4"))
 
 
 @pytest.mark.parametrize("moment", range(KILLS))
 def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> None:
     """SIGKILL at many moments of start-up and load: processes, mounts and cgroups are soon gone."""
-    host = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOST)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert host.stdout is not None
-    if moment % 4:
-        host.stdout.readline()
-    until(lambda: False, within_s=moment * 7919 % 300 / 1000)
-    try:
-        below = psutil.Process(host.pid).children(recursive=True)
-    finally:
-        host.send_signal(signal.SIGKILL)
-        host.wait()
-        host.stdout.close()
-
-    assert until(lambda: not alive(below)), alive(below)
-    assert until(lambda: not cgroup_folders(host.pid)), cgroup_folders(host.pid)
-    assert os.listdir(tmp_path) == []
+    with host_that_leaves_nothing(tmp_path) as (_, printed):
+        if moment % 4:
+            printed.readline()
+        until(lambda: False, within_s=moment * 7919 % 300 / 1000)
 
 
 @pytest.mark.parametrize(
@@ -504,14 +514,8 @@ def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> 
     ],
 )
 def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Signals, tmp_path: Path) -> None:
-    host = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOST)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert host.stdout is not None
-    host.stdout.readline()
-    try:
+    with host_that_leaves_nothing(tmp_path, end) as (host, printed):
+        printed.readline()
         below = psutil.Process(host.pid).children(recursive=True)
         (launcher,) = psutil.Process(host.pid).children()
         (zygote,) = launcher.children()
@@ -519,13 +523,3 @@ def test_nothing_that_was_stopped_outlives_its_host(stopped: str, end: signal.Si
         for process in {"zygote": [zygote], "launcher": [launcher], "both": both, "everything": below}[stopped]:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
-        host.send_signal(end)
-        host.wait(60)
-    finally:
-        host.kill()
-        host.wait()
-        host.stdout.close()
-
-    assert until(lambda: not alive(below)), alive(below)
-    assert until(lambda: not cgroup_folders(host.pid)), cgroup_folders(host.pid)
-    assert os.listdir(tmp_path) == []

@@ -214,49 +214,35 @@ def program(source: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_forked_child_is_refused_at_once_and_does_its_parent_no_harm() -> None:
-    printed = program("""
-        import os, sys
-        from toolcell import SyncRuntime, UsageError
-        runtime = SyncRuntime()
-        runtime.open()
-        child = os.fork()
-        if child == 0:
-            for use in (lambda: runtime.execute_code("1"), runtime.close):
-                try:
-                    use()
-                except UsageError as exc:
-                    print("forked child" in str(exc), flush=True)
-            sys.exit(0)
-        os.waitpid(child, 0)
-        print(runtime.execute_code("set_result(5)").value)
-        runtime.close()
-    """)
-
-    assert printed == "True\nTrue\n5\n"
-
-
-@pytest.mark.slow
-def test_a_forked_child_of_an_async_program_is_refused_too() -> None:
-    printed = program("""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_forked_child_is_refused_at_once_and_does_its_parent_no_harm(is_async: bool) -> None:
+    source = """
         import asyncio, os
-        from toolcell import Runtime, UsageError
+        from toolcell import Runtime, SyncRuntime, UsageError
         async def main():
             async with Runtime() as runtime:
                 child = os.fork()
                 if child == 0:
-                    for use in (runtime.execute_code("1"), runtime.close()):
+                    for use in (lambda: runtime.execute_code("1"), runtime.close):
                         try:
-                            await use
+                            await use()
                         except UsageError as exc:
                             print("forked child" in str(exc), flush=True)
                     os._exit(0)
                 os.waitpid(child, 0)
                 print((await runtime.execute_code("set_result(5)")).value)
         asyncio.run(main())
-    """)
+    """
+    if not is_async:
+        for old, new in (
+            ("async ", ""),
+            ("await ", ""),
+            ("Runtime() as", "SyncRuntime() as"),
+            ("asyncio.run(main())", "main()"),
+        ):
+            source = source.replace(old, new)
 
-    assert printed == "True\nTrue\n5\n"
+    assert program(source) == "True\nTrue\n5\n"
 
 
 @pytest.mark.slow

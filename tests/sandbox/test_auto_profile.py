@@ -197,9 +197,7 @@ ESCAPES = {
     "a mount": "__import__('os').unshare(0x20000) if hasattr(__import__('os'), 'unshare') else open('/proc/self/ns/mnt')",
 }
 
-ATTACKS = (
-    PRELUDE
-    + f"""
+ATTACKS = f"""{PRELUDE}
 policy = Policy(require=DEFAULT_LAYERS - {{"landlock"}})
 escapes = {ESCAPES!r}
 with SyncRuntime(policy=policy, pool=PoolConfig(warm=1)) as runtime:
@@ -208,7 +206,6 @@ print(json.dumps([[name for name, each in results.items() if each.error is None]
                   sorted({{layer for each in results.values() for layer in each.isolation.layers}}),
                   sorted({{each.error.type for each in results.values() if each.error}})]))
 """
-)
 
 
 @pytest.mark.isolation

@@ -83,9 +83,7 @@ set_result(found)
 """
 )
 
-ATTACKED = (
-    PRELUDE
-    + f"""
+ATTACKED = f"""{PRELUDE}
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS, native_machine
 with (tempfile.NamedTemporaryFile("w") as secret, opened as runtime,
       subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as victim):
@@ -96,7 +94,6 @@ with (tempfile.NamedTemporaryFile("w") as secret, opened as runtime,
     whole = open(secret.name).read() == "secret\\n" and again.value
 print(json.dumps([result.value, whole, result.error and result.error.message, dict(result.isolation.layers)]))
 """
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,9 +144,7 @@ os.mkdir("folder"); shutil.move("a", "folder/b"); shutil.copytree("folder", "cop
 set_result([len(caught), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), open("copies/b").read()])
 """
 
-LOST = (
-    TRY
-    + """
+LOST = f"""{TRY}
 child = os.fork()
 if not child:
     signal.pause()
@@ -159,15 +154,12 @@ if not child:
     os._exit(refused(lambda: signal.raise_signal(signal.SIGUSR1)) == "EPERM")
 set_result([*found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
 """
-)
 
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\nset_result(os.getpid())"
 
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 
-LIVED = (
-    PRELUDE
-    + f"""
+LIVED = f"""{PRELUDE}
 import psutil, threading
 def below():
     return [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
@@ -184,7 +176,6 @@ with opened as runtime:
 print(json.dumps([[each.value if each.error is None else each.error.message for each in results], bomb.outcome.value,
                   interrupted[0].outcome.value, kept, len(below())]))
 """
-)
 
 
 @pytest.mark.parametrize("abi", [2, 5])

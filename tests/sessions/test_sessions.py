@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import anyio
@@ -479,51 +478,39 @@ async def test_scripts_from_several_tasks_run_one_after_the_other(anyio_backend:
     assert sorted(seen[::2]) == list(range(8)) and seen[::2] == seen[1::2]
 
 
-async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: str) -> None:
+async def interrupted(session: Session, source: str) -> ExecutionResult:
+    """Run a script, and interrupt it once it reports its progress."""
     running = anyio.Event()
+
+    async def interrupt() -> None:
+        await running.wait()
+        assert await session.interrupt()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(interrupt)
+        return await session.execute_code(source, on_progress=lambda _: running.set())
+
+
+@pytest.mark.parametrize("before", ["progress(1)", NOTICES_NO_SIGNAL], ids=["at once", "something has to end first"])
+async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: str, before: str) -> None:
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         assert not await session.interrupt()
-
-        async def interrupt() -> None:
-            await running.wait()
-            assert await session.interrupt()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            result = await session.execute_code(
-                "x = 1\nprogress(1)\nwhile True: pass", on_progress=lambda _: running.set()
-            )
+        result = await interrupted(session, f"x = 1\n{before}\nwhile True: pass")
         after = await session.execute_code("x")
 
-    assert result.outcome is Outcome.CANCELLED and result.error is not None and result.error.line in (2, 3)
-    assert after.value == 1
-
-
-async def test_the_state_stays_when_an_interrupted_script_has_to_end_something_first(anyio_backend: str) -> None:
-    running = anyio.Event()
-    source = f"x = 1\n{NOTICES_NO_SIGNAL}\nwhile True: pass"
-    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
-
-        async def interrupt() -> None:
-            await running.wait()
-            assert await session.interrupt()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            result = await session.execute_code(source, on_progress=lambda _: running.set())
-        after = await session.execute_code("x")
-
-    assert (result.outcome, after.value) == (Outcome.CANCELLED, 1)
+    assert result.outcome is Outcome.CANCELLED and result.error is not None and after.value == 1
+    assert before == NOTICES_NO_SIGNAL or result.error.line in (2, 3)
 
 
 HANDLES = "try:\n    {waits}\nexcept {error}:\n    set_result(call_tool('write', text='saved'))"
+CALLS = "progress(1)\n    call_tool('wait_for_ever')"
 
 
 @pytest.mark.parametrize(
     ("waits", "error"),
     [
         ("progress(1)\n    while True: pass", "KeyboardInterrupt"),
-        ("progress(1)\n    call_tool('wait_for_ever')", "KeyboardInterrupt"),
+        (CALLS, "KeyboardInterrupt"),
         (
             "import asyncio\n    asyncio.get_running_loop().call_later(0.01, progress, 1)\n    await asyncio.sleep(60)",
             "asyncio.CancelledError",
@@ -533,18 +520,9 @@ HANDLES = "try:\n    {waits}\nexcept {error}:\n    set_result(call_tool('write',
 async def test_a_script_that_handles_an_interrupt_goes_on_and_ends_in_its_own_way(
     anyio_backend: str, effects: Effects, waits: str, error: str
 ) -> None:
-    running = anyio.Event()
     async with Runtime(effects.registry, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
         await session.execute_code("kept = 1")
-
-        async def interrupt() -> None:
-            await running.wait()
-            assert await session.interrupt()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            source = HANDLES.format(waits=waits, error=error)
-            result = await session.execute_code(source, on_progress=lambda _: running.set())
+        result = await interrupted(session, HANDLES.format(waits=waits, error=error))
         await session.put_down()  # nothing can repeat it: the state comes back by value
         after = await session.execute_code("kept")
 
@@ -552,45 +530,22 @@ async def test_a_script_that_handles_an_interrupt_goes_on_and_ends_in_its_own_wa
     assert after.value == 1 and after.session is not None and after.session.began == "value"
 
 
-async def interrupt_once(session: Session, running: anyio.Event) -> None:
-    await running.wait()
-    assert await session.interrupt()
-
-
-def note(running: anyio.Event, _progress: object) -> None:
-    running.set()
-
-
 async def test_an_interrupt_is_not_lost_between_the_sending_of_a_call_and_the_wait_for_its_answer(
     anyio_backend: str, effects: Effects
 ) -> None:
-    source = (
-        "try:\n    progress(1)\n    call_tool('wait_for_ever')\nexcept KeyboardInterrupt:\n    set_result('handled')"
-    )
     async with Runtime(effects.registry) as runtime, runtime.session() as session:
         for _ in range(40):  # each comes at another moment
-            running = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(interrupt_once, session, running)
-                result = await session.execute_code(source, on_progress=partial(note, running))
-            assert (result.outcome, result.value) == (Outcome.OK, "handled")
+            result = await interrupted(session, HANDLES.format(waits=CALLS, error="KeyboardInterrupt"))
+            assert (result.outcome, effects.made[-1]) == (Outcome.OK, "saved")
 
 
 async def test_an_interrupt_that_is_handled_for_ever_ends_the_script(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolcell.sessions.session.INTERRUPT_S", 0.2)
-    running = anyio.Event()
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
-
-        async def interrupt() -> None:
-            await running.wait()
-            assert await session.interrupt()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            source = "progress(1)\nwhile True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
-            result = await session.execute_code(source, on_progress=lambda _: running.set())
+        source = "progress(1)\nwhile True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
+        result = await interrupted(session, source)
 
     assert result.outcome is Outcome.CANCELLED
 
