@@ -119,8 +119,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
     "anything": (
         of(a={"description": "x"}) | {"required": ["a"]},
         {
+            "openai-strict": of(a=PLAIN | {"description": "x"}) | {"required": ["a"], "additionalProperties": False},
             "gemini": of(a={"anyOf": [{**each, "description": "x"} for each in PLAIN["anyOf"]]}) | {"required": ["a"]},
         },
+    ),
+    "optional": (
+        of(a=TEXT, b=WHOLE | {"default": 1}, c=of(d=TEXT)) | {"required": ["a"]},
+        {
+            "openai-strict": of(
+                a=TEXT,
+                b={"anyOf": [WHOLE, NULL]},
+                c={
+                    "anyOf": [
+                        of(d={"anyOf": [TEXT, NULL]}) | {"required": ["d"], "additionalProperties": False},
+                        NULL,
+                    ]
+                },
+            )
+            | {"required": ["a", "b", "c"], "additionalProperties": False},
+        },
+    ),
+    "an optional choice": (
+        of(a={"anyOf": [TEXT, WHOLE]}),
+        {"openai-strict": of(a={"anyOf": [TEXT, WHOLE, NULL]}) | {"required": ["a"], "additionalProperties": False}},
     ),
     "an optional object": (
         of(a={"anyOf": [{"$ref": "#/$defs/Cat"}, NULL], "description": "To buy"}, b={"anyOf": [{}, NULL]})
@@ -176,6 +197,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[DialectName, dict[str, Any]]]] = {
                 e={"type": "object"},
             )
             | {"required": ["a", "d", "e"]},
+            "openai-strict": of(
+                a={
+                    "anyOf": [
+                        of(b=TEXT, c={"anyOf": [TEXT, NULL]}) | {"required": ["b", "c"], "additionalProperties": False},
+                        of(b={"anyOf": [TEXT, NULL]}, c=TEXT) | {"required": ["b", "c"], "additionalProperties": False},
+                    ]
+                },
+                d=PLAIN,
+                e={"type": "object", "additionalProperties": True},
+            )
+            | {"required": ["a", "d", "e"], "additionalProperties": False},
         },
     ),
 }
@@ -208,9 +240,9 @@ def refusal(dialect: DialectName, schema: dict[str, Any]) -> str:
     for part in parts_of(schema):
         if dialect != "anthropic" and part.get("type") == "array" and not isinstance(part.get("items"), dict):
             return "array schema missing items"
-        if dialect == "openai" and part.get("format", "date") not in OPENAI_FORMATS:
+        if dialect.startswith("openai") and part.get("format", "date") not in OPENAI_FORMATS:
             return f"{part['format']!r} is not a valid format"
-        if dialect == "gemini" and not {"type", "anyOf", "enum", "const"} & part.keys():
+        if dialect in ("openai-strict", "gemini") and not {"type", "anyOf", "enum", "const"} & part.keys():
             return "schema must have a 'type' key"
         if dialect == "gemini":
             if "anyOf" in part and len(part) > 1:
@@ -239,6 +271,7 @@ def test_each_provider_gets_a_schema_in_the_form_that_it_takes() -> None:
         for dialect in expected
     }
     expected = {(case, dialect): each for case, (_, of_case) in CASES.items() for dialect, each in of_case.items()}
+    expected["no properties", "openai-strict"] = {"type": "object", "additionalProperties": True}
     assert made == expected
 
 
@@ -255,8 +288,9 @@ async def test_a_call_has_the_tool_s_own_names_of_properties_whoever_wrote_it(
     (definition,) = registry.definitions()
     sent, own = {"a_b_": "x", "c": {"d e": "y"}}, {"a[b]": "x", "c": {"d e": "y"}}
 
-    function = definition.to_openai("anthropic/claude-5")["function"]
-    assert [*function["parameters"]["properties"]] == [*sent]
+    for strict in (False, True):
+        function = definition.to_openai("anthropic/claude-5", strict=strict)["function"]
+        assert [*function["parameters"]["properties"]] == [*sent] and not function.get("strict")
     both = await registry.dispatch("act", {**own, "a_b_": "mine"})
     assert both.is_error or both.value["a[b]"] == "x"
     assert [
@@ -278,13 +312,24 @@ def test_every_real_schema_is_taken_by_every_provider_and_takes_its_valid_call()
         name, schema, call = row["name"], row["parameters"], row["call"]
         definition = ToolDefinition(name, "Do something.", schema)
         for dialect in get_args(DialectName):
-            adapted = definition.adapted(dialect)
-            if why := refusal(dialect, adapted):
+            function = definition.to_openai(strict=True)["function"]
+            is_sent = dialect != "openai-strict" or function["strict"]
+            adapted = definition.adapted(dialect if is_sent else "openai")
+            if why := refusal(dialect if is_sent else "openai", adapted):
                 refused.append((dialect, name, why))
             if dialect in ("openai", "gemini") and ValueCheck(adapted).problem(call) is not None:
                 lost.append((dialect, name))
     assert refused == []
     assert lost == []
+
+
+def test_openais_own_package_finds_nothing_to_change_in_a_strict_schema() -> None:
+    from openai.lib._pydantic import _ensure_strict_json_schema
+
+    for schema, _ in CASES.values():
+        strict = ToolDefinition("act", "Do something.", schema).adapted("openai-strict")
+        again = _ensure_strict_json_schema(json.loads(json.dumps(strict)), path=(), root=strict)
+        assert again == strict
 
 
 @pytest.mark.quick
@@ -294,8 +339,46 @@ def test_a_builder_and_a_tool_without_schema_are_taken_as_they_are_registered() 
 
     for definition in registry.to_provider_defs():
         assert refusal("openai", definition["function"]["parameters"]) == ""
+    strict = registry.definitions()[0].to_openai(strict=True)["function"]
+    assert (strict["strict"], strict["parameters"]["required"]) == (True, ["a"])
     gemini = registry.definitions()[0].to_openai("google/gemini-3-pro")["function"]["parameters"]
     assert "additionalProperties" not in gemini
+
+
+FREE: dict[str, dict[str, Any]] = {
+    "any object": {"type": "object"},
+    "an object in it": of(a={"type": "object", "description": "Any fields."}),
+    "an object or null": of(a={"type": ["object", "null"]}),
+    "named and other properties": of(a=of(b=TEXT) | {"additionalProperties": TEXT}),
+    "names by a pattern": of(a={"type": "object", "patternProperties": {"^x": TEXT}, "additionalProperties": False}),
+    "one form of several": of(a={"oneOf": [of(b=TEXT), {"type": "object", "additionalProperties": {}}]}),
+}
+CLOSED: dict[str, dict[str, Any]] = {
+    "no arguments": of(),
+    "an object or null": of(a={"type": ["object", "null"], "properties": {"b": TEXT}}) | {"required": ["a"]},
+    "several forms": of(a={"oneOf": [of(b=TEXT), WHOLE]}),
+    "an empty object": of(a={"type": "object", "additionalProperties": False}),
+}
+
+
+@pytest.mark.quick
+def test_a_tool_that_takes_objects_with_any_properties_is_not_sent_as_strict() -> None:
+    for schema in FREE.values():
+        function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
+        assert function["strict"] is False
+        assert function["parameters"] == ToolDefinition("act", "Do something.", schema).adapted("openai")
+        for model in ("gemini-2.5-pro", "mistral-large"):
+            sent, plain = (
+                ToolDefinition("act", "Do something.", schema).to_openai(model, strict=each) for each in (True, False)
+            )
+            assert sent["function"] == {**plain["function"], "strict": False}
+    for schema in CLOSED.values():
+        function = ToolDefinition("act", "Do something.", schema).to_openai(strict=True)["function"]
+        assert function["strict"] is True
+        objects = [part for part in parts_of(function["parameters"]) if "properties" in part or "oneOf" in part]
+        assert [(each["additionalProperties"], each["required"]) for each in objects] == [
+            (False, [*each["properties"]]) for each in objects
+        ]
 
 
 @pytest.mark.quick

@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Literal, NoReturn, TypedDict
+from typing import Any, Final, Literal, NoReturn, NotRequired, TypedDict
 
-from toolcell.calls.schema import OF_RESULTS, pointed, with_parts, without_names_of_results
+from toolcell.calls.schema import OF_RESULTS, dicts_in, pointed, with_parts, without_names_of_results
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.support.checks import brief, keywords_known
 from toolcell_bridge.guest.tool_names import provider_name, python_path
@@ -39,6 +39,7 @@ class ProviderFunction(TypedDict):
     name: str
     description: str
     parameters: dict[str, Any]
+    strict: NotRequired[bool]
 
 
 class ProviderToolDef(TypedDict):
@@ -62,7 +63,7 @@ class AnthropicToolDef(TypedDict):
 
 
 Part = dict[str, Any]
-DialectName = Literal["openai", "anthropic", "gemini", "mistral"]
+DialectName = Literal["openai", "openai-strict", "anthropic", "gemini", "mistral"]
 
 MAX_PARTS: Final = 10_000
 """Parts of one schema that are written. References may stand for more; the rest may be any plain value."""
@@ -183,6 +184,11 @@ def alone(part: Part) -> Part:
     return {"anyOf": [each if each == {"type": "null"} else {"allOf": [each, beside]} for each in choices]}
 
 
+def complete_choices(part: Part) -> Part:
+    """Write each choice with its type: one that says only what is required would be another type, or no property."""
+    return alone(part) if "type" in part or part.keys() & _OF_OBJECTS else part
+
+
 def text_choices(part: Part) -> Part:
     """Only text may be enumerated."""
     made = dict(part)
@@ -194,9 +200,37 @@ def text_choices(part: Part) -> Part:
     return made
 
 
+def any_of(part: Part) -> Part:
+    """Strict mode has no `oneOf`."""
+    return {**part, "anyOf": part["oneOf"]} if "oneOf" in part and "anyOf" not in part else part
+
+
+def closed(part: Part) -> Part:
+    """Strict mode: every property is required, null where it may be left out, and there are no others."""
+    if "object" not in _kinds(part):
+        return part
+    if "patternProperties" in part or part.get("additionalProperties", "properties" not in part) is not False:
+        return part | {"additionalProperties": True}  # see `is_free`
+    properties, required = part.get("properties") or {}, part.get("required") or ()
+    made = {name: each if name in required else _or_null(each) for name, each in properties.items()}
+    return part | {"properties": made, "required": [*made], "additionalProperties": False}
+
+
+def is_free(schema: Part) -> bool:
+    """Return whether strict mode would refuse a schema, or take less: an object in it may have any properties."""
+    return any("object" in _kinds(part) and part.get("additionalProperties") is not False for part in dicts_in(schema))
+
+
 def _kinds(part: Mapping[str, Any]) -> list[Any]:
     kinds = part.get("type")
     return kinds if isinstance(kinds, list) else [kinds]
+
+
+def _or_null(part: Any) -> Part:
+    choices = part.get("anyOf") if isinstance(part, dict) else None
+    if isinstance(choices, list):
+        return part if {"type": "null"} in choices else {**part, "anyOf": [*choices, {"type": "null"}]}
+    return {"anyOf": [part if isinstance(part, dict) else {}, {"type": "null"}]}
 
 
 def _any_of(parts: list[Any]) -> Part:
@@ -218,6 +252,11 @@ _GEMINI_KEYS = frozenset({
     "maxItems", "minimum", "maximum", "minLength", "maxLength", "minProperties", "maxProperties", "pattern", "anyOf",
     "default", "example", "propertyOrdering",
 })  # fmt: skip
+_NOT_STRICT = frozenset({
+    "default", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
+    "patternProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "minProperties", "maxProperties",
+    "contains", "minContains", "maxContains", "uniqueItems", "contentEncoding", "contentMediaType",
+})  # fmt: skip
 
 
 @frozen
@@ -230,6 +269,7 @@ class Dialect:
     """and with each part of it, outer ones first."""
     known: frozenset[str] | None = None
     """Keywords that it knows. None: all."""
+    refused: frozenset[str] = frozenset()
     formats: tuple[str, ...] | None = None
     """Values of `format` that it knows, such as `date` and not `uri`. None: all."""
     inlines: bool = False
@@ -238,6 +278,13 @@ class Dialect:
 
 DIALECTS: Mapping[DialectName, Dialect] = {
     "openai": Dialect((with_properties, merged), (with_items,), formats=_OPENAI_FORMATS),
+    "openai-strict": Dialect(
+        (merged,),
+        (any_of, complete_choices, typed, with_items, of_its_type, closed),
+        refused=_NOT_STRICT,
+        formats=_OPENAI_FORMATS,
+        inlines=True,
+    ),
     "anthropic": Dialect((with_properties, merged, with_known_names), ()),
     "gemini": Dialect(
         (with_properties, merged),
@@ -294,8 +341,8 @@ class _Writer:
                 part = change(part)
             # `one_type` leaves `allOf` in the place of a single choice
             is_written = not self._dialect.inlines or "allOf" not in part
-        known, formats = self._dialect.known, self._dialect.formats
-        kept = {key: each for key, each in part.items() if known is None or key in known}
+        refused, known, formats = self._dialect.refused, self._dialect.known, self._dialect.formats
+        kept = {key: each for key, each in part.items() if key not in refused and (known is None or key in known)}
         if formats is not None and kept.get("format") not in formats:
             kept.pop("format", None)
         return with_parts(kept, lambda each: self._part(each, inside, level + 1))
@@ -405,13 +452,18 @@ class ToolDefinition:
         """Names of its properties, by what some provider is given in their place."""
         return {new: name for name, new in new_names(self.adapted("openai").get("properties") or {}).items()}
 
-    def to_openai(self, model: str = "") -> ProviderToolDef:
+    def to_openai(self, model: str = "", *, strict: bool = False) -> ProviderToolDef:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}.
 
-        `model`: Gemini, Mistral and Claude take other schemas.
+        `model`: Gemini, Mistral and Claude take other schemas. `strict`: OpenAI holds its model to the schema. For
+        Claude, and for a tool that takes objects with any properties, it is sent as `"strict": False`.
         """
-        parameters = self.adapted(dialect_of(model))
+        dialect = dialect_of(model)
+        is_strict = strict and dialect != "anthropic" and not is_free(self.adapted("openai-strict"))
+        parameters = self.adapted("openai-strict" if is_strict else dialect)
         function = ProviderFunction(name=provider_name(self.name), description=self.description, parameters=parameters)
+        if strict:
+            function["strict"] = is_strict
         return ProviderToolDef(type="function", function=function)
 
     def to_anthropic(self) -> AnthropicToolDef:
