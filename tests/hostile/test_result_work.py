@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio.lowlevel
@@ -17,6 +18,8 @@ from hostile.counting import calls
 from hostile.loop_silence import watched
 from rows import each_row
 from toolcell import ToolRegistry
+from toolcell.agents.processors import Processor, after_tool
+from toolcell.calls.call import Hook, Substitute
 from toolcell.calls.context import MAX_UPDATE_CHARS, ProgressReporter
 from toolcell.errors import ToolError
 from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
@@ -155,4 +158,48 @@ async def test_a_large_result_becomes_plain_while_others_go_on(kind: str) -> Non
     seen = [await watched(registry.dispatch("give", {})) for _ in range(3)]  # a neighbour may have taken our caches
 
     assert not seen[0].outcome.is_error
+    assert min(each.silent_s for each in seen) < SILENCE_S
+
+
+async def small() -> str:
+    """Return a small text."""
+    return "small"
+
+
+async def of_middleware() -> ToolResult:
+    registry = ToolRegistry([small])
+
+    async def instead(call: Any, proceed: Any) -> ToolResult:
+        return ToolResult(value=ROWS, has_value=True)
+
+    registry.add_middleware(instead)
+    return await registry.dispatch("small", {})
+
+
+async def of_a_hook(hook: Hook) -> ToolResult:
+    registry = ToolRegistry([small])
+    registry.add_hook(hook)
+    return await registry.dispatch("small", {})
+
+
+async def of_a_processor() -> ToolResult:
+    call: Any = None
+    processor = Processor(post_tool=lambda _call, result: ToolResult(value=ROWS, has_value=True))
+    return await after_tool([processor], call, ToolResult.ok("small"))
+
+
+ROUTES: dict[str, Callable[[], Awaitable[ToolResult]]] = {
+    "middleware": of_middleware,
+    "before hook": lambda: of_a_hook(Hook(before=lambda call: Substitute(ToolResult(value=ROWS, has_value=True)))),
+    "after hook": lambda: of_a_hook(Hook(after=lambda call, result: ToolResult(value=ROWS, has_value=True))),
+    "processor": of_a_processor,
+}
+
+
+@pytest.mark.slow
+@each_row("route", ROUTES)
+async def test_so_does_what_others_put_in_the_place_of_a_result(route: str) -> None:
+    seen = [await watched(ROUTES[route]()) for _ in range(3)]
+
+    assert len(seen[0].outcome.value) == len(ROWS) and type(seen[0].outcome.value[0]) is dict
     assert min(each.silent_s for each in seen) < SILENCE_S

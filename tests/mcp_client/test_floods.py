@@ -266,6 +266,27 @@ async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_the
     ]
 
 
+async def test_a_large_answer_that_was_in_time_counts_though_its_turn_comes_late() -> None:
+    registry, is_late = ToolRegistry(), threading.Event()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], structure=5_000), timeout_s=1.0)
+
+    async def hold() -> None:
+        await daemon_threads.run_large(is_late.wait, 10)
+
+    async def late() -> None:
+        await anyio.sleep(1.5)
+        is_late.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(late)
+        result = await registry.execute("l.t", {})
+    await registry.close()
+
+    assert result.ok and len(result.value["lists"]) == 5_000
+
+
 # Structure.
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.calls.concurrency import maybe_await, passes_on
-from toolcell.calls.finalize import as_result
+from toolcell.calls.finalize import made_result
 from toolcell.calls.hooks import withheld
 from toolcell.support.checks import brief
 from toolcell.support.log import logger_of
@@ -62,7 +62,7 @@ async def after_tool(processors: Sequence[Processor], call: Call, result: ToolRe
             changed = await maybe_await(processor.post_tool(call, result))
             if not isinstance(changed, ToolResult):
                 raise TypeError(f"post_tool returned {brief(changed)}; it must return a ToolResult")
-            result = as_result(changed)
+            result = await made_result(changed)
         except BaseException as exc:
             if isinstance(exc, Halt) or passes_on(exc):
                 raise

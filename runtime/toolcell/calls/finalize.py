@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -34,6 +35,7 @@ from toolcell.calls.result import (
 from toolcell.calls.run_state import NO_SECRETS, Secrets
 from toolcell.calls.schema import pointed
 from toolcell.calls.values import (
+    LARGE_ELEMENTS,
     MAX_INTEGER,
     MIN_INTEGER,
     bounded_json,
@@ -74,6 +76,25 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
             return ToolResult()
         return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
     return _well_formed(value) if isinstance(value, ToolResult) else _odd_result(value)
+
+
+async def made_result(value: Any, requires_result: bool = False) -> ToolResult:
+    """Do the same as `as_result`: in a thread, where much is looked at."""
+    make = partial(as_result, value, requires_result)
+    return await daemon_threads.run_large(make) if holds_much(value) else make()
+
+
+def holds_much(value: Any) -> bool:
+    """Return whether a result is made of a list of records or the like, or of an object that has one."""
+    if isinstance(value, set | frozenset | deque):
+        return len(value) > LARGE_ELEMENTS
+    if isinstance(value, Text | Image | File):
+        return False
+    if isinstance(value, ToolResult):
+        return is_large(value.value)
+    return is_large(
+        value if isinstance(value, dict | list | tuple | str | bytes) else getattr(value, "__dict__", value)
+    )
 
 
 def _odd_result(value: Any) -> ToolResult:

@@ -30,7 +30,7 @@ from toolcell.calls.call import (
     Substitute,
 )
 from toolcell.calls.concurrency import maybe_await, passes_on
-from toolcell.calls.finalize import as_result
+from toolcell.calls.finalize import made_result
 from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.errors import ToolAbort
 from toolcell.support.checks import brief, text_of
@@ -105,7 +105,7 @@ async def ask_before(hook: Hook, call: Call) -> ToolResult | Rewrite | Decision 
         case Rewrite() | Approve() | Edit() | Deny():
             return answer
         case Substitute(result):
-            return as_result(result)
+            return await made_result(result)
         case Block(reason, code):
             return _blocked(reason, code)
         case _:
@@ -177,7 +177,7 @@ async def _ask_after(hook: Hook, call: Call, result: ToolResult) -> ToolResult:
             case None:
                 return result
             case ToolResult():
-                return replace(as_result(change), meta=result.meta)
+                return replace(await made_result(change), meta=result.meta)
             case Override():
                 return change.apply(result)
         raise TypeError(f"after hook returned {brief(change)}; {_AFTER_ANSWERS}")

@@ -7,6 +7,7 @@ wheels as bytes: it neither unpacks nor imports them. A script reads them part b
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -50,6 +51,8 @@ _MACHINE: Final = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 MAX_INSTALLED: Final = 2000
 """Distributions of which a guest may say that it has them."""
+MAX_INSTALLED_NAME: Final = 100
+"""Characters of the name of one, and of its version."""
 
 RESOLVER_LIMITS: Final = Limits(
     wall_s=120, cpu_s=60, memory_bytes=768 * MIB, disk_bytes=3 * MAX_BYTES, files=MAX_WHEELS, files_bytes=MAX_BYTES
@@ -205,12 +208,13 @@ def described(wheel: OutputFile) -> dict[str, Any]:
         ToolError: it is not a wheel of pure Python.
     """
     file = wheel.name.rpartition("/")[2]
+    # Before its tags are parsed: of sets of them, each with each becomes a tag, and a name has room for 30,000.
+    if file.endswith(".whl") and not file.endswith("-none-any.whl"):
+        raise ToolError(f"{file!r:.100} is not a wheel of pure Python. {ONLY_PURE}", code=PROTOCOL)
     try:
-        name, version, _, tags = parse_wheel_filename(file)
+        name, version, *_ = parse_wheel_filename(file)
     except InvalidWheelFilename:
         raise ToolError(f"{file!r:.100} is not the name of a wheel", code=PROTOCOL) from None
-    if not any(tag.abi == "none" and tag.platform == "any" for tag in tags):
-        raise ToolError(f"{file!r:.100} is not a wheel of pure Python. {ONLY_PURE}", code=PROTOCOL)
     return {"name": name, "version": str(version), "file": file, "sha256": wheel.sha256, "size": wheel.size}
 
 
@@ -284,9 +288,11 @@ async def find_wheels(
 def _versions_of(given: object) -> dict[str, str]:
     """Return what can be names and versions of packages."""
     found: dict[str, str] = {}
-    for name, version in list(given.items())[:MAX_INSTALLED] if isinstance(given, Mapping) else ():
+    for name, version in itertools.islice(given.items(), MAX_INSTALLED) if isinstance(given, Mapping) else ():
+        if len(name) > MAX_INSTALLED_NAME or not isinstance(version, str) or len(version) > MAX_INSTALLED_NAME:
+            continue
         try:
             found[canonicalize_name(name, validate=True)] = str(Version(version))
-        except (ValueError, TypeError):  # also numbers of thousands of digits
+        except ValueError:
             continue
     return found

@@ -25,6 +25,10 @@ except ModuleNotFoundError as exc:
 
 MAX_HEAD_BYTES: Final = 256 * 1024
 """Heads of an answer, including those of status 1xx before it: a server may send any number of them."""
+MAX_HEAD_LINES: Final = 2048
+"""Most lines of them. Each header takes 10 microseconds, and all of an answer are read in one step."""
+_HEAD_PIECE_BYTES: Final = 2048
+"""Of a head that are read at once: other tasks go on in between, and few lines of the body are among them."""
 
 _INFO: Final[dict[str, Any]] = {
     "ssl_object": TLSAttribute.ssl_object,
@@ -122,24 +126,27 @@ class AnswerStream(httpcore.AsyncNetworkStream):
 
     def __init__(self, inner: ByteStream, on_close: Callable[[], object]) -> None:
         self._inner, self._on_close = inner, on_close
-        self._head_left: int | None = None
-        """Bytes that may come before the answer; None from then on."""
+        self._head_left: tuple[int, int] | None = None
+        """Bytes and lines that may come before the answer; None from then on."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Return the next bytes of an answer; none at the end."""
+        most = max_bytes if self._head_left is None else _HEAD_PIECE_BYTES
         with _failures(httpcore.ReadTimeout, httpcore.ReadError), anyio.fail_after(timeout):
             try:
-                data = await self._inner.receive(max_bytes)
+                data = await self._inner.receive(most)
             except anyio.EndOfStream:
                 return b""
         if self._head_left is not None:
-            self._head_left -= len(data)
-            if self._head_left < 0:
-                raise httpcore.RemoteProtocolError(f"no answer within {MAX_HEAD_BYTES} bytes of headers")
+            size, lines = self._head_left
+            self._head_left = size - len(data), lines - data.count(b"\n")
+            if min(self._head_left) < 0:
+                bounds = f"{MAX_HEAD_BYTES} bytes and {MAX_HEAD_LINES} lines"
+                raise httpcore.RemoteProtocolError(f"no answer within {bounds} of headers")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._head_left = MAX_HEAD_BYTES
+        self._head_left = MAX_HEAD_BYTES, MAX_HEAD_LINES
         with _failures(httpcore.WriteTimeout, httpcore.WriteError), anyio.fail_after(timeout):
             await self._inner.send(buffer)
 

@@ -22,7 +22,13 @@ from anyio.abc import TaskStatus
 from mcp import MCPError
 from mcp.client import Client, InputRequiredRoundsExceededError
 from mcp.client.subscriptions import Subscription, SubscriptionLost
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ToolListChangedNotification
+from mcp_types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    Implementation,
+    ToolListChangedNotification,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -375,10 +381,16 @@ class McpClient(OpenedInBlock):
         """Make a call in the event loop that holds the connection, from whichever one it comes."""
         home = self._home
         if home is None or home is event_loop.asyncio_loop():
-            return await self._call(tool, args, context)
-        if home.is_closed() or not home.is_running():
+            answer = await self._call(tool, args, context)
+        elif home.is_closed() or not home.is_running():
             return self._unavailable("the event loop that held its connection has ended")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, args, context), home))
+        else:
+            asked = asyncio.run_coroutine_threadsafe(self._call(tool, args, context), home)
+            answer = await asyncio.wrap_future(asked)
+        if isinstance(answer, ToolResult):
+            return answer
+        with context.untimed():
+            return await self._read(tool, answer, context)
 
     @contextlib.contextmanager
     def _noted(self, transport: Transport) -> Iterator[None]:
@@ -393,7 +405,7 @@ class McpClient(OpenedInBlock):
 
     async def _call_in_new_session(
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, transport: Transport, is_again: bool
-    ) -> ToolResult:
+    ) -> CallToolResult | ToolResult:
         """Begin a new session with a server that has forgotten this one, and make the call in it."""
         problem = "the server has forgotten the session"
         if self._connection is not None and self._connection[1] is transport:
@@ -415,7 +427,8 @@ class McpClient(OpenedInBlock):
 
     async def _call(
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, is_again: bool = False
-    ) -> ToolResult:
+    ) -> CallToolResult | ToolResult:
+        """Return what the server answers, or the failure of a call that has no answer."""
         if (withdrawn := self._catalogue.withdrawn.get(tool.remote_name)) is not None:
             message = f"MCP server {self.name}: {withdrawn}. A person has to look at it and connect the server again"
             return ToolResult.fail(message, code="definition_changed", status=Status.BLOCKED)
@@ -453,6 +466,9 @@ class McpClient(OpenedInBlock):
             message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._error_text(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
+        return answer
+
+    async def _read(self, tool: McpTool, answer: CallToolResult, context: ToolContext) -> ToolResult:
         run_work = context.call.run.scope.work
         mismatch = await mismatch_of(answer, tool.output_schema, self._hide, run_work)
         read = partial(as_tool_result, self.name, answer, mismatch, self._hide, is_wrapped=tool.is_wrapped)
@@ -465,7 +481,7 @@ class McpClient(OpenedInBlock):
 
     async def _again_if_harmless(
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, problem: str, is_again: bool
-    ) -> ToolResult:
+    ) -> CallToolResult | ToolResult:
         """Make a call again whose answer was lost, once, if that harms nothing. Otherwise say what is not known."""
         again = tool.options.is_repeatable
         if again and not is_again:

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -52,9 +52,11 @@ from toolcell.calls.finalize import (
     failure_of,
     finalize,
     finalize_soon,
+    holds_much,
     log_end,
     log_start,
     logger,
+    made_result,
     may_be_data,
     show_user,
     with_data,
@@ -70,10 +72,9 @@ from toolcell.calls.hooks import (
     show_after_hooks,
 )
 from toolcell.calls.options import Origin
-from toolcell.calls.result import ErrorCode, File, Image, Status, Text, ToolResult
+from toolcell.calls.result import ErrorCode, Status, ToolResult
 from toolcell.calls.schema_walk import CheckedArguments
 from toolcell.calls.values import (
-    LARGE_ELEMENTS,
     MAX_NODES,
     SCALARS,
     BadValue,
@@ -669,17 +670,23 @@ def _through_middleware(
 ) -> Coroutine[Any, Any, ToolResult]:
     proceed: Callable[[], Coroutine[Any, Any, ToolResult]] = partial(_invoke, state, context, tool, timeout_s)
     for wrap in reversed(state.middleware):
-        proceed = partial(_wrapped, wrap, context.call, proceed)
+        proceed = partial(_wrapped, wrap, context, proceed)
     return proceed()
 
 
-async def _wrapped(wrap: Middleware, call: Call, proceed: Callable[[], Coroutine[Any, Any, ToolResult]]) -> ToolResult:
+async def _wrapped(
+    wrap: Middleware, context: ToolContext, proceed: Callable[[], Coroutine[Any, Any, ToolResult]]
+) -> ToolResult:
     try:
-        return as_result(await wrap(call, proceed), requires_result=True)
+        value = await wrap(context.call, proceed)
+        if not holds_much(value):
+            return as_result(value, requires_result=True)
+        with context.untimed():
+            return await made_result(value, requires_result=True)
     except BaseException as exc:
         if passes_on(exc):
             raise
-        return _contained(call, exc)
+        return _contained(context.call, exc)
 
 
 async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float) -> ToolResult:
@@ -697,14 +704,14 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             # a future, or what a plain function made of an async one
             _start_clock(context, timeout_s)
             value = await value
-        if type(value) in SCALARS or not _holds_much(value):
+        if type(value) in SCALARS or not holds_much(value):
             result = as_result(value, spec.requires_result)
         else:
-            with _untimed(context):
-                result = await daemon_threads.run_large(as_result, value, spec.requires_result)
+            with context.untimed():
+                result = await made_result(value, spec.requires_result)
         if not may_be_data(spec.options, result):
             return result
-        with _untimed(context):
+        with context.untimed():
             return await with_data(name, spec.options, result, is_foreign=spec.is_foreign)
     except ToolAbort:
         raise
@@ -719,31 +726,6 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
         if is_cancelled or (isinstance(exc, GeneratorExit) and context.is_closing):
             raise
         return failure_of(context.call, exc)
-
-
-def _holds_much(value: Any) -> bool:
-    """Return whether a result is made of a list of records or the like, or of an object that has one."""
-    if isinstance(value, set | frozenset | deque):
-        return len(value) > LARGE_ELEMENTS
-    if isinstance(value, Text | Image | File):
-        return False
-    if isinstance(value, ToolResult):
-        return is_large(value.value)
-    return is_large(
-        value if isinstance(value, dict | list | tuple | str | bytes) else getattr(value, "__dict__", value)
-    )
-
-
-@contextmanager
-def _untimed(context: ToolContext) -> Iterator[None]:
-    """Let the end of its run alone cut short a call whose tool is done: its result waits for others' large data."""
-    scope = context.scope
-    assert scope is not None
-    before, scope.deadline = scope.deadline, context.call.run.deadline
-    try:
-        yield
-    finally:
-        scope.deadline = before
 
 
 def _turned_away(state: RegistryState, tool: RegisteredTool) -> ToolResult | None:

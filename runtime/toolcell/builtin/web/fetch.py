@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,7 @@ import httpcore
 import httpx
 
 from toolcell.builtin.web.policy import WebPolicy
+from toolcell.calls.values import in_thread_if_large
 from toolcell.egress.answers import Inflater
 from toolcell.egress.connector import GuardedTransport
 from toolcell.egress.echoes import Echoes
@@ -25,6 +27,7 @@ from toolcell.egress.request import HttpRequest
 from toolcell.egress.resolver import Resolver
 from toolcell.egress.urls import Target, parse_url
 from toolcell.errors import ToolError
+from toolcell.support.daemon_threads import run_sync
 from toolcell.support.log import quiet_loggers
 from toolcell.support.lru import Lru
 from toolcell.support.token_bucket import TokenBucket
@@ -341,7 +344,8 @@ class Fetcher:
         except _UNREACHABLE as exc:
             message = f"{target.origin} cannot be reached: {str(exc) or type(exc).__name__}"
             raise ToolError(message, code="unavailable", retryable=True) from None
-        return self._without_secrets(response, target, body, is_cut)
+        read = partial(self._without_secrets, response, target, body, is_cut)
+        return await in_thread_if_large(body, read)
 
     def _without_secrets(self, response: httpx.Response, target: Target, content: bytes, truncated: bool) -> Response:
         """A server may send back what it was sent."""
@@ -356,7 +360,8 @@ class Fetcher:
         if known is None or known[0] < time.monotonic():
             known = time.monotonic() + ROBOTS_KEPT_S, await self._get_robots(transport, target)
             self._robots.put(target.origin, known)
-        if not known[1].allows(f"{target.path}{target.query}"):
+        # In a thread: a server chooses the rules, and whoever asks the path.
+        if not await run_sync(known[1].allows, f"{target.path}{target.query}"):
             raise ToolError(f"robots.txt of {target.origin} does not allow {target.path}", code="not_permitted")
 
     async def _get_robots(self, transport: httpx.AsyncBaseTransport, target: Target) -> RobotsRules:
@@ -367,7 +372,7 @@ class Fetcher:
             return NOTHING
         if response.status >= 400:
             return EVERYTHING
-        return parse_robots(response.content.decode("utf-8", "replace"), ROBOTS_AGENT)
+        return await run_sync(parse_robots, response.content.decode("utf-8", "replace"), ROBOTS_AGENT)
 
 
 def _redirected(outgoing: Outgoing, status: int, *, same_origin: bool) -> Outgoing:
