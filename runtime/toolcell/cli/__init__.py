@@ -31,7 +31,6 @@ COMMANDS: dict[str, str] = {
     "ui": "Look at recorded runs in a browser.",
     "audit": "List, show, verify, export and replay recorded runs.",
     "images": "Build, list and check the images of the Docker backend.",
-    "cache": "List cached package environments, and remove old ones.",
     "kernel": "Install a Jupyter kernel whose cells run in a sandbox.",
 }
 """Command to its line in `--help`; its module has the same name."""

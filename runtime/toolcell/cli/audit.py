@@ -328,23 +328,15 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest runs, and with -f new ones as they end. With --json, one object per line."""
-    wanted = filters.filter(limit)
     with opened(directory, key) as index:
         coming = new_runs(index, filters.filter()) if follow else ()  # first: what comes meanwhile is shown twice
-        runs = index.runs(wanted) if limit else []
-        if as_json:
-            write_lines(runs)
-        else:
-            audit_terminal.show_list(runs, stdout())
-        if follow:
-            for more in coming:
-                write_lines(more) if as_json else audit_terminal.show_list(more, stdout(), has_heading=False)
-
-
-def write_lines(runs: list[RunSummary]) -> None:
-    for run in runs:
-        sys.stdout.write(json.dumps(run.to_dict()) + "\n")
-    sys.stdout.flush()
+        newest = index.runs(filters.filter(limit)) if limit else []
+        for number, runs in enumerate(itertools.chain([newest], coming)):
+            if as_json:
+                sys.stdout.writelines(json.dumps(run.to_dict()) + "\n" for run in runs)
+                sys.stdout.flush()
+            else:
+                audit_terminal.show_list(runs, stdout(), has_heading=not number)
 
 
 def new_runs(index: Index, wanted: Filter) -> Iterator[list[RunSummary]]:

@@ -95,13 +95,10 @@ class Dependencies:
         self.timezone = flags.timezone
         self._flags = flags
         self._backend = backend
-        self._store: Store | None = None
 
     @property
     def store(self) -> Store:
-        if self._store is None:
-            self._store = open_store(self._flags.store, is_written=True)
-        return self._store
+        return open_store(self._flags.store, is_written=True)
 
     @property
     def embeddings(self) -> Any:

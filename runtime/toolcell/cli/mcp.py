@@ -52,15 +52,6 @@ class HttpFlags:
         list[str] | None, typer.Option("--allow-origin", metavar="URL", help="Origin of a web page that may connect.")
     ] = None
 
-    def check_unused(self) -> None:
-        """Check that no flag of HTTP is given without it.
-
-        Raises:
-            UsageError: one is.
-        """
-        if self.token_file is not None or self.allow_host or self.allow_origin:
-            raise UsageError("--token-file, --allow-host and --allow-origin are about HTTP; add --http HOST:PORT")
-
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
         from toolcell.support.asgi import allow_connections, listening
@@ -107,7 +98,8 @@ def mcp(
         with redirect_stdout(sys.stderr):
             run_until_signal(partial(over_http.serve, make, servers, keeps_state=session, exposes_tools=expose_tools))
         return
-    over_http.check_unused()
+    if over_http.token_file is not None or over_http.allow_host or over_http.allow_origin:
+        raise UsageError("--token-file, --allow-host and --allow-origin are about HTTP; add --http HOST:PORT")
     from toolcell.mcp.stdio import protocol_streams, serve_stdio
 
     with protocol_streams() as (reader, writer):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -18,10 +17,10 @@ from toolcell.errors import UsageError
 from toolcell.service.config import ServiceConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import IssuedToken, TokenDatabase, TokenRecord
+from toolcell.support.times import seconds_of
 
 SUMMARY = "Tokens that identify callers of `toolcell serve --tokens FILE`."
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 File = Annotated[
     Path, typer.Option("--tokens", "-f", metavar="FILE", envvar="TOOLCELL_TOKENS", help="The store: an SQLite file.")
 ]
@@ -106,10 +105,9 @@ def seconds(text: str) -> float:
     Raises:
         UsageError: it is none.
     """
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if match is None:
-        raise UsageError(f"{text!r:.40} is not a length of time; write a number and s, m, h or d, such as 90d")
-    return float(match[1]) * UNITS[match[2]]
+    if (length_s := seconds_of(text)) is None:
+        raise UsageError(f"{text!r:.40} is not a length of time; write a number and s, m, h, d or w, such as 90d")
+    return length_s
 
 
 @contextmanager

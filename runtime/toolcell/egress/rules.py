@@ -121,17 +121,13 @@ class Allow:
         name, colon, port = host.rpartition(":")
         has_port = bool(colon) and port.isascii() and port.isdigit()
         options: dict[str, Any] = {}
-        if headers:
-            options["headers"] = headers
-        if private:
-            options["private"] = tuple(private)
         if methods:
             options["methods"] = tuple(each.strip().upper() for each in methods.split(","))
         if slash and path:
             options["paths"] = (f"/{path}",)
-        if has_port:
-            options["ports"] = (int(port),)
-        return cls(f"{scheme}{mark}{(name if has_port else host).strip('[]')}", **options)
+        own = f"{scheme}{mark}{(name if has_port else host).strip('[]')}"
+        ports = (int(port),) if has_port else ()
+        return cls(own, headers=headers, private=tuple(private), ports=ports, **options)
 
     def to_plain(self) -> dict[str, Any]:
         """Return what it says, as plain data. Of secrets, and of headers with them, it has the names."""

@@ -9,8 +9,14 @@ from typing import Final
 
 from toolcell.errors import UsageError
 
-_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
+_LENGTH: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def seconds_of(text: str) -> float | None:
+    """Read a length of time such as 90m or 2d; return None when the text has another form."""
+    match = _LENGTH.fullmatch(text)
+    return float(match[1]) * _SECONDS[match[2]] if match is not None else None
 
 
 def parse_time(text: str, zone: tzinfo | None = None) -> int:
@@ -22,8 +28,8 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
         UsageError: the text has another form.
     """
     text = text.strip()
-    if match := _AGO.fullmatch(text):
-        return max(0, time.time_ns() - int(float(match[1]) * _SECONDS[match[2]] * 1e9))
+    if (ago_s := seconds_of(text)) is not None:
+        return max(0, time.time_ns() - int(ago_s * 1e9))
     try:
         at = datetime.fromisoformat(text)
         return max(0, int((at if at.tzinfo else at.replace(tzinfo=zone)).timestamp() * 1e9))

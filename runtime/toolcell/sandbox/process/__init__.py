@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 from toolcell.support.lazy import lazy_names
 
 __all__ = [
-    "AutoBackend", "TreeWatch", "cache", "probe_all",
+    "AutoBackend", "TreeWatch", "probe_all",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.process import cache
     from toolcell.sandbox.process.auto_backend import AutoBackend
     from toolcell.sandbox.process.probes import probe_all
     from toolcell.sandbox.process.process_watch import TreeWatch

@@ -129,7 +129,7 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
             os.close(descriptor)
             progress.end()
     except OSError as exc:
-        makes_room = "; `toolcell cache prune` makes room" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        makes_room = "; what is there may be removed" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise PackageError(f"cannot build the package environment in {lock.parent}: {exc}{makes_room}") from exc
 
 

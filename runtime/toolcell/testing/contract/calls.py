@@ -9,7 +9,6 @@ from toolcell.testing.harness import (
     BackendHarness,
     expect,
     expect_equal,
-    expect_outcome,
 )
 
 calls_cases = CaseGroup("calls")
@@ -18,8 +17,7 @@ calls_cases = CaseGroup("calls")
 @calls_cases
 async def single(harness: BackendHarness) -> None:
     """A call reaches the tool with its arguments, comes back with its value, and is recorded with its line."""
-    result = await harness.run("x = {'a': [1, None, 'b']}\n\nset_result(call_tool('echo', {'q': x}))")
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run("x = {'a': [1, None, 'b']}\n\nset_result(call_tool('echo', {'q': x}))", Outcome.OK)
     expect_equal(result.value, {"a": [1, None, "b"]}, "the answer")
     (call,) = result.calls
     expect_equal((call.name, call.status, call.line), ("echo", "ok", 3), "the record")
@@ -89,8 +87,7 @@ set_result([problem("fail", text="no luck"), problem("crash", text="secret"), pr
 @calls_cases
 async def failing_ends_the_script(harness: BackendHarness) -> None:
     """A ToolError that the script does not catch becomes the error of the run."""
-    result = await harness.run("print('before')\ncall_tool('fail', text='no luck')")
-    expect_outcome(result, Outcome.ERROR)
+    result = await harness.run("print('before')\ncall_tool('fail', text='no luck')", Outcome.ERROR)
     assert result.error is not None
     expect_equal((result.error.type, result.error.line), ("ToolError", 2), "type and line")
 
@@ -98,8 +95,9 @@ async def failing_ends_the_script(harness: BackendHarness) -> None:
 @calls_cases
 async def aborting(harness: BackendHarness) -> None:
     """A tool that raises ToolAbort ends the run, even if the script catches every exception."""
-    result = await harness.run("try: call_tool('abort', text='enough')\nexcept BaseException: set_result('went on')")
-    expect_outcome(result, Outcome.CANCELLED)
+    result = await harness.run(
+        "try: call_tool('abort', text='enough')\nexcept BaseException: set_result('went on')", Outcome.CANCELLED
+    )
     expect_equal(result.has_value, False, "has_value")
 
 

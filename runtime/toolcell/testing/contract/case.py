@@ -15,7 +15,6 @@ from toolcell.testing.harness import (
     ContractViolation,
     MakeBackend,
     expect_equal,
-    expect_outcome,
 )
 
 CASE_TIMEOUT_S = 90.0
@@ -95,8 +94,7 @@ class CaseGroup:
 
         async def check(harness: BackendHarness) -> None:
             for source in sources:
-                result = await harness.run(source, limits=LIMITS.model_copy(update=limits))
-                expect_outcome(result, *outcomes, limit=limit)
+                await harness.run(source, *outcomes, limit=limit, limits=LIMITS.model_copy(update=limits))
                 expect_equal(await harness.value("set_result(call_tool('echo', q=1))"), 1, "the value of the next run")
 
         self.cases.append(Case(f"{self.name}.{name}", description, check))

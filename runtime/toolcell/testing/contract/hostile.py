@@ -5,6 +5,8 @@ Scripts find the bridge among the guest's descriptors: a socket, or a pipe that 
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 
 from toolcell.config import MIB
@@ -132,18 +134,13 @@ hostile_cases.ends(
 async def a_flood_beside_others(harness: BackendHarness) -> None:
     """While one guest floods the host, other runs succeed."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_flood_until_cancelled, harness)
+        tasks.start_soon(partial(harness.run, FLOOD, limits=LIMITS.model_copy(update={"wall_s": 15.0})))
         for index in range(3):
             expect_equal(
                 await harness.value("set_result(call_tool('echo', q=me))", inputs={"me": index}), index, "value"
             )
         tasks.cancel_scope.cancel()
     await _expect_unaffected(harness)
-
-
-async def _flood_until_cancelled(harness: BackendHarness) -> None:
-    """Run a script that floods the host, until this task is cancelled."""
-    await harness.run(FLOOD, limits=LIMITS.model_copy(update={"wall_s": 15.0}))
 
 
 @hostile_cases

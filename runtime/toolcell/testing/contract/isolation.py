@@ -17,7 +17,6 @@ from toolcell.testing.harness import (
     BackendHarness,
     expect,
     expect_equal,
-    expect_outcome,
 )
 
 isolation_cases = CaseGroup("isolation")
@@ -256,10 +255,10 @@ async def randomness(harness: BackendHarness) -> None:
 async def after_every_end(harness: BackendHarness) -> None:
     """A sandbox is not used again after a run that failed, died or timed out."""
     for source in ("leftover = 1\nraise ValueError", "leftover = 1\nimport os\nos._exit(1)"):
-        expect_outcome(await harness.run(source), Outcome.ERROR, Outcome.KILLED)
+        await harness.run(source, Outcome.ERROR, Outcome.KILLED)
         expect_equal(await harness.value("set_result('leftover' in globals())"), False, "a name of the run before")
     stopped = "leftover = 1\nimport time\ntime.sleep(60)"
-    expect_outcome(await harness.run(stopped, limits=LIMITS.model_copy(update={"wall_s": 0.3})), Outcome.TIMEOUT)
+    await harness.run(stopped, Outcome.TIMEOUT, limits=LIMITS.model_copy(update={"wall_s": 0.3}))
     expect_equal(await harness.value("set_result('leftover' in globals())"), False, "a name of the run before")
 
 

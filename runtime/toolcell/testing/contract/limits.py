@@ -10,7 +10,6 @@ from toolcell.testing.harness import (
     BackendHarness,
     expect,
     expect_equal,
-    expect_outcome,
 )
 
 limits_cases = CaseGroup("limits")
@@ -41,8 +40,7 @@ async def _limited(
     harness: BackendHarness, source: str, outcome: Outcome, limit: str, **fields: float
 ) -> ExecutionResult:
     """Run `source` with these limits. It must end by `limit`, and the next run must succeed."""
-    result = await harness.run(source, limits=LIMITS.model_copy(update=fields))
-    expect_outcome(result, outcome, limit=limit)
+    result = await harness.run(source, outcome, limit=limit, limits=LIMITS.model_copy(update=fields))
     expect_equal(await harness.value("set_result(1)"), 1, "the value of the next run")
     return result
 
@@ -191,8 +189,7 @@ limits_cases.ends(
 async def frame(harness: BackendHarness) -> None:
     """`frame_bytes` limits a message; the guest itself refuses a larger one."""
     limits = LIMITS.model_copy(update={"frame_bytes": 64 * KIB})
-    large = await harness.run("call_tool('echo', q='x' * 100_000)", limits=limits)
-    expect_outcome(large, Outcome.ERROR)
+    await harness.run("call_tool('echo', q='x' * 100_000)", Outcome.ERROR, limits=limits)
     answer = await harness.run(
         "try: call_tool('fail', text='x')\nexcept ToolError: set_result('y' * 60_000)", limits=limits
     )
@@ -255,10 +252,9 @@ async def host_work(harness: BackendHarness) -> None:
 async def lowered_for_one_run(harness: BackendHarness) -> None:
     """A run's lower limits hold in a sandbox that was started with higher ones; later runs have the higher ones."""
     lower = LIMITS.model_copy(update={"memory_bytes": 64 * MIB, "processes": 10, "open_files": 32, "cpu_s": 0.5})
-    expect_outcome(await harness.run(ALLOCATE, limits=lower), Outcome.MEMORY_LIMIT, limit="memory_bytes")
-    forks = await harness.run(FORKS.format(count=24, wait=6), limits=lower)
-    expect_outcome(forks, Outcome.PROCESS_LIMIT, limit="processes")
-    expect_outcome(await harness.run("while True: pass", limits=lower), Outcome.CPU_LIMIT, limit="cpu_s")
+    await harness.run(ALLOCATE, Outcome.MEMORY_LIMIT, limit="memory_bytes", limits=lower)
+    await harness.run(FORKS.format(count=24, wait=6), Outcome.PROCESS_LIMIT, limit="processes", limits=lower)
+    await harness.run("while True: pass", Outcome.CPU_LIMIT, limit="cpu_s", limits=lower)
     large = """
 x = bytearray(100 << 20)
 for i in range(0, len(x), 4096): x[i] = 1
@@ -292,8 +288,7 @@ began = time.process_time()
 while time.process_time() - began < 0.6: pass
 time.sleep(0.5)  # gives a backend that samples time to sample
 """
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(source, Outcome.OK)
     usage = result.usage
     # Far less than the script counted: in gVisor its own clock also counts when it waits for a processor.
     expect(0.1 <= usage.cpu_s < 10, f"cpu_s is {usage.cpu_s}, for 0.6 s and a little")

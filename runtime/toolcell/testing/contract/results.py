@@ -13,7 +13,6 @@ from toolcell.testing.harness import (
     BackendHarness,
     expect,
     expect_equal,
-    expect_outcome,
 )
 
 values_cases = CaseGroup("values")
@@ -52,8 +51,7 @@ async def converted_values(harness: BackendHarness) -> None:
     """The guest converts a value that is not plain data, or refuses it and names its path."""
     value = await harness.value("import datetime\nset_result({'when': datetime.date(2024, 2, 3), 'pair': (1, 2)})")
     expect_equal(value, {"when": "2024-02-03", "pair": [1, 2]}, "the converted result")
-    result = await harness.run("set_result({'rows': [object()]})")
-    expect_outcome(result, Outcome.ERROR)
+    result = await harness.run("set_result({'rows': [object()]})", Outcome.ERROR)
     expect("rows" in _message(result), f"the refusal does not say where: {_message(result)!r}")
 
 
@@ -95,8 +93,7 @@ values_cases.value(
 @values_cases
 async def errors(harness: BackendHarness) -> None:
     """An error has the exception's type, message and line; its traceback shows the script and nothing of the guest."""
-    result = await harness.run("x = 1\n\ndef broken():\n    raise KeyError('missing')\n\nbroken()")
-    expect_outcome(result, Outcome.ERROR)
+    result = await harness.run("x = 1\n\ndef broken():\n    raise KeyError('missing')\n\nbroken()", Outcome.ERROR)
     assert result.error is not None
     expect_equal((result.error.type, result.error.line), ("KeyError", 4), "type and line")
     expect("missing" in result.error.message, f"the message is {result.error.message!r}")
@@ -107,8 +104,7 @@ async def errors(harness: BackendHarness) -> None:
 @values_cases
 async def syntax_errors(harness: BackendHarness) -> None:
     """A script that does not compile is an error with its line, and no line of it runs."""
-    result = await harness.run("print('ran')\nx = (\n")
-    expect_outcome(result, Outcome.ERROR)
+    result = await harness.run("print('ran')\nx = (\n", Outcome.ERROR)
     assert result.error is not None
     expect_equal((result.error.type, result.error.line), ("SyntaxError", 2), "type and line")
     expect_equal(result.logs.text, "", "the output")
@@ -117,17 +113,15 @@ async def syntax_errors(harness: BackendHarness) -> None:
 @values_cases
 async def exits(harness: BackendHarness) -> None:
     """sys.exit() is a success, sys.exit(3) an error with the code; a result set before is kept."""
-    expect_outcome(await harness.run("import sys\nset_result(1)\nsys.exit()"), Outcome.OK)
-    result = await harness.run("import sys\nset_result(1)\nsys.exit(3)")
-    expect_outcome(result, Outcome.ERROR)
+    await harness.run("import sys\nset_result(1)\nsys.exit()", Outcome.OK)
+    result = await harness.run("import sys\nset_result(1)\nsys.exit(3)", Outcome.ERROR)
     expect_equal((result.value, result.error and result.error.exit_code), (1, 3), "value and exit code")
 
 
 @values_cases
 async def lint(harness: BackendHarness) -> None:
     """A lint profile refuses a script before it runs, and returns its findings."""
-    result = await harness.run("print('ran')\nimport os\n().__class__.__mro__", lint="strict")
-    expect_outcome(result, Outcome.DENIED)
+    result = await harness.run("print('ran')\nimport os\n().__class__.__mro__", Outcome.DENIED, lint="strict")
     expect(result.error is not None and result.error.findings, "there are no findings")
     expect_equal(result.logs.text, "", "the output")
 
@@ -143,9 +137,8 @@ output_cases = CaseGroup("output")
 async def prints(harness: BackendHarness) -> None:
     """Both output streams are kept apart, and `text` has both in the order of writing."""
     result = await harness.run(
-        "import sys\nfor i in range(50):\n    print(i, file=sys.stdout if i % 3 else sys.stderr)"
+        "import sys\nfor i in range(50):\n    print(i, file=sys.stdout if i % 3 else sys.stderr)", Outcome.OK
     )
-    expect_outcome(result, Outcome.OK)
     expect_equal(result.logs.text, "".join(f"{i}\n" for i in range(50)), "both streams")
     expect_equal(result.logs.stderr, "".join(f"{i}\n" for i in range(0, 50, 3)), "stderr")
 
@@ -153,8 +146,7 @@ async def prints(harness: BackendHarness) -> None:
 @output_cases
 async def odd_text(harness: BackendHarness) -> None:
     """A line without a newline, a very long line, and invalid Unicode are all kept."""
-    result = await harness.run("print('long' * 10_000)\nprint('\\udc80 é \\U0001f40d', end='')")
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run("print('long' * 10_000)\nprint('\\udc80 é \\U0001f40d', end='')", Outcome.OK)
     expect_equal(result.logs.text, "long" * 10_000 + "\n\\udc80 é \U0001f40d", "the output")
 
 
@@ -162,8 +154,7 @@ async def odd_text(harness: BackendHarness) -> None:
 async def raw_writes(harness: BackendHarness) -> None:
     """Raw bytes on descriptors 1 and 2 are captured; invalid UTF-8 is replaced; those on 2 are stderr."""
     source = "import os\nos.write(1, b'one\\n')\nos.write(2, b'two \\xff\\n')\nos.write(1, b'three\\n' * 1000)"
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(source, Outcome.OK)
     for text, count in (("one\n", 1), ("two \ufffd\n", 1), ("three\n", 1000)):
         expect_equal(result.logs.text.count(text), count, f"times that {text!r} was captured")
     expect("two" in result.logs.stderr, "what was written to descriptor 2 is not in stderr")
@@ -201,8 +192,7 @@ if child == 0:
 os.waitpid(child, 0)
 set_result(call_tool("echo", q=1))
 """
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(source, Outcome.OK)
     expect("from the child" in result.logs.text, f"the output is {result.logs.text!r:.200}")
 
 
@@ -218,8 +208,7 @@ async def while_it_runs(harness: BackendHarness) -> None:
 @output_cases
 async def kept_after_death(harness: BackendHarness) -> None:
     """Printed and raw output from before the sandbox died is kept."""
-    result = await harness.run("import os\nprint('printed')\nos.write(2, b'written')\nos._exit(1)")
-    expect_outcome(result, Outcome.KILLED)
+    result = await harness.run("import os\nprint('printed')\nos.write(2, b'written')\nos._exit(1)", Outcome.KILLED)
     for text in ("printed", "written"):
         expect(text in result.logs.text, f"{text!r} is missing: {result.logs.text!r:.200}")
 
@@ -228,8 +217,9 @@ async def kept_after_death(harness: BackendHarness) -> None:
 async def head_and_tail(harness: BackendHarness) -> None:
     """The beginning and the end of too much output are kept, and all of it is counted."""
     limits = LIMITS.model_copy(update={"output_bytes": 2000})
-    result = await harness.run("print('first')\nfor i in range(20_000): print('-' * 80)\nprint('last')", limits=limits)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(
+        "print('first')\nfor i in range(20_000): print('-' * 80)\nprint('last')", Outcome.OK, limits=limits
+    )
     expect(result.logs.truncated and result.logs.stdout_bytes > 1_600_000, f"counted {result.logs.stdout_bytes} bytes")
     expect(result.logs.text.startswith("first") and result.logs.text.endswith("last\n"), "an end is missing")
     expect(len(result.logs.text) < 2200, f"{len(result.logs.text)} characters were kept")
@@ -264,8 +254,7 @@ open("large.bin", "wb").write(bytes(range(256)) * 8000)
 open("empty.txt", "w").close()
 set_result("done", files=["plots", "large.bin", "*.txt"])
 """
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(source, Outcome.OK)
     files = {file.name: file for file in result.files}
     expect_equal(sorted(files), ["empty.txt", "large.bin", "plots/0.png", "plots/1.png"], "the names")
     expect_equal(files["large.bin"].data, bytes(range(256)) * 8000, "large.bin")
@@ -283,8 +272,7 @@ os.symlink("/etc/passwd", "link")
 os.mkfifo("pipe")
 set_result(1, files=["missing.txt", "../outside", "/etc/passwd", "link", "pipe"])
 """
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.OK)
+    result = await harness.run(source, Outcome.OK)
     expect_equal(len(result.files), 5, "files reported")
     for file in result.files:
         expect(file.data is None and file.problem, f"{file.name} was returned")

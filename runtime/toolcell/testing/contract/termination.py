@@ -64,7 +64,7 @@ async def by_event_during_a_call(harness: BackendHarness) -> None:
 
         tasks.start_soon(set_when_called)
         with _EndsSoon():
-            expect_outcome(await harness.run("call_tool('stay')", cancel=cancel), Outcome.CANCELLED)
+            await harness.run("call_tool('stay')", Outcome.CANCELLED, cancel=cancel)
 
 
 @cancelling_cases
@@ -115,8 +115,7 @@ deaths_cases = CaseGroup("deaths")
 @deaths_cases
 async def by_exit(harness: BackendHarness) -> None:
     """A guest that exits without Done has the outcome `killed`; the error has the exit code where it is known."""
-    result = await harness.run("set_result('early')\nprint('printed')\nimport os\nos._exit(3)")
-    expect_outcome(result, Outcome.KILLED)
+    result = await harness.run("set_result('early')\nprint('printed')\nimport os\nos._exit(3)", Outcome.KILLED)
     expect_equal((result.value, result.logs.text), ("early", "printed\n"), "value and output before the end")
     assert result.error is not None
     expect(result.error.exit_code in (3, None), f"the exit code is {result.error.exit_code}")
@@ -151,8 +150,7 @@ async def by_its_own_signal(harness: BackendHarness) -> None:
     """A guest that sends itself a signal without a handler has the outcome `killed`; the error has the signal, or that
     by which the backend has removed what was left."""
     for source, number in OWN_SIGNALS.items():
-        result = await harness.run(f"import os, signal, threading\nprint('printed')\n{source}")
-        expect_outcome(result, Outcome.KILLED)
+        result = await harness.run(f"import os, signal, threading\nprint('printed')\n{source}", Outcome.KILLED)
         assert result.error is not None
         expect(result.error.signal in (number, SIGKILL, None), f"{source}: the signal is {result.error.signal}")
         expect_equal(result.logs.text, "printed\n", "output before the end")
@@ -164,8 +162,7 @@ async def by_its_own_signal(harness: BackendHarness) -> None:
 async def during_a_call(harness: BackendHarness) -> None:
     """When a guest dies during a tool call, the call ends with it."""
     source = "import os, threading\nthreading.Timer(1.0, os._exit, (4,)).start()\ncall_tool('stay')"
-    result = await harness.run(source)
-    expect_outcome(result, Outcome.KILLED)
+    result = await harness.run(source, Outcome.KILLED)
     expect_equal(len(result.calls), 1, "calls")
 
 
