@@ -172,20 +172,28 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
 
 
 @pytest.mark.conforms("C20")
-@each_row("kind", ["openai", "anthropic"])
+@each_row("kind", ["openai", "openai without any", "anthropic", "anthropic whole", "anthropic without any"])
 async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) -> None:
+    """What a server made an object of may be the beginning of the arguments."""
+    kind, _, how = kind.partition(" ")
+    done: Any = completion("Sorry.") if kind == "openai" else message(text("Sorry."))
     if kind == "openai":
-        cut: Any = completion(None, ("c1", "read_file", '{"path": "/etc/pas'), finish="length")
-        done: Any = completion("Sorry.")
+        cut: Any = completion(None, ("c1", "read_file", "" if how else '{"path": "/etc/pas'), finish="length")
+    elif how:
+        cut = message(
+            tool_use("t1", "read_file", **({"path": "/etc/pas"} if how == "whole" else {})), stop="max_tokens"
+        )
     else:
         pieces = [{"type": "input_json_delta", "partial_json": '{"path": "/etc/pas'}]
         cut = streamed_message((tool_use("t1", "read_file"), pieces), stop="max_tokens")
         done = streamed_message((text(""), [{"type": "text_delta", "text": "Sorry."}]), stop="end_turn")
 
-    result, _ = await run(kind, ok(cut), ok(done), on_text=None if kind == "openai" else lambda piece: None)
+    on_text = (lambda piece: None) if (kind, how) == ("anthropic", "") else None
+    result, _ = await run(kind, ok(cut), ok(done), on_text=on_text)
 
     [answer] = [each for each in result.messages if each["role"] == "tool"]
     assert answer["content"].startswith("invalid args: ")
+    assert answer["content"].endswith("at the limit of tokens of an answer: send less at once")
     assert result.content == "Sorry."
 
 

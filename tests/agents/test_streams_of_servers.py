@@ -316,6 +316,26 @@ async def test_arguments_that_were_mended_go_back_as_what_was_called(text: str, 
     assert json.loads(result.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"path": path}
 
 
+@each_row(("text", "sent"), [("null", {}), (json.dumps('{"path": "a"}'), {"path": "a"})])
+def test_arguments_in_the_ways_of_single_models_go_back_as_what_was_called(text: str, sent: dict[str, Any]) -> None:
+    call = ToolCall("c1", "read_file", text)
+
+    assert json.loads(call.to_openai()["function"]["arguments"]) == call.sent_arguments == sent
+
+
+@each_row("streaming", [False, True])
+async def test_an_answer_that_ended_in_an_error_is_asked_for_again_and_its_calls_are_not_made(streaming: bool) -> None:
+    first: Any = completion(None, ("c1", "read_file", '{"path": "a"}'), finish="error")
+    if streaming:
+        first = [chunk({"content": "half of"}), chunk({}, finish="error"), "[DONE]"]
+    reply = ok(completion("done"))
+
+    result, made, _ = await talk(ok(first), reply, on_text=(lambda text: None) if streaming else None)
+
+    assert (made, result.content) == ([], "" if streaming else "done")
+    assert ("'error'" in (result.error or "")) is streaming  # its text was shown
+
+
 @each_row("kind", ["openai", "anthropic"])
 @each_row("text", ['{"path": "a', "not json", "[1]", '"a"', "{'path': 'a'}"])
 async def test_a_refused_call_goes_back_as_an_object_that_quotes_it(kind: str, text: str) -> None:

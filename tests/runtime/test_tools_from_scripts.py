@@ -111,6 +111,17 @@ def test_a_call_of_a_list_with_a_key_that_means_nothing_is_not_made(run: Run) ->
     assert result.calls == ()
 
 
+def test_a_tool_may_have_a_parameter_of_any_name(sync_runtime: SyncRuntime) -> None:
+    registry = ToolRegistry()
+    names = ("self", "name", "args", "values", "kwargs", "line")
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    registry.register("count", "Count what it is given.", schema, sorted)
+
+    result = sync_runtime.execute_code(f"tools.count(**dict.fromkeys({names}, 1))", tools=registry)
+
+    assert result.value == sorted(names), result.error
+
+
 def test_a_call_without_a_first_value_is_told_that_the_name_comes_first(run: Run) -> None:
     for call in ("call_tool(name='add', args={'a': 1})", "await call_tool_async(tool='add', a=1)"):
         result = run(call)

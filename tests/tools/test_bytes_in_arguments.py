@@ -60,6 +60,8 @@ TYPES: dict[str, tuple[Any, Any, Any]] = {
     "tuple": (tuple[bytes, int], [BLOB, 3], (BLOB, 3)),
     "union": (int | list[bytes], [BLOB], [BLOB]),
     "text or bytes": (str | bytes, BLOB, BLOB),
+    "base64": (pydantic.Base64Bytes, BLOB, BLOB),
+    "base64 for URLs": (list[pydantic.Base64UrlBytes], [BLOB], [BLOB]),
 }
 """A parameter's type, what a script sends, what the tool gets."""
 

@@ -6,8 +6,9 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import pydantic
 import pytest
 
 import toolcell
@@ -42,6 +43,25 @@ def act(x: int) -> int:
 def prose(args: "all of it") -> str:  # type: ignore[syntax]  # noqa: F722
     """Take what somebody describes in words."""
     return str(args)
+
+
+def early(item: Later) -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Take what is defined below."""
+    return str(item)
+
+
+class Outer(pydantic.BaseModel):
+    items: list[Later] = []  # type: ignore[name-defined]  # noqa: F821
+
+
+def nested(outer: Outer) -> str:
+    """Take what has something in it that is defined below."""
+    return str(outer)
+
+
+def aliased(city: Annotated[str, pydantic.Field(alias="location")]) -> str:
+    """Return the weather of a city."""
+    return city
 
 
 def generate(n: int) -> Iterator[int]:
@@ -188,6 +208,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a class for a definition": (lambda: ToolDefinition("act", "Do it.", ToolOptions), "ToolOptions", "from_model("),  # type: ignore[arg-type]
     "a schema for a definition": (lambda: ToolDefinition("act", "Do it.", schema={}), "'schema'", "parameters?"),  # type: ignore[call-arg]
     "words for a type": (added(prose), "prose", "annotations cannot be resolved"),
+    "a type that comes later": (added(early), "'Later'", "before the tool is registered"),
+    "a model of what comes later": (added(nested), "Outer", "register the tool after that"),
+    "an alias of a parameter": (added(aliased), "'city'", "rename it"),
     "a schema beside a function": (added(act, schema={}), "schema", "register(name, description, schema, function)"),
     "no definition in a record": (lambda: AgentTool(name="act"), "'name'", "it has definition"),  # type: ignore[call-arg]
     "arguments that no record gives": (added(AgentTool(DEFINITION, execute=lambda a: a)), "['a']", "it may take: ctx"),

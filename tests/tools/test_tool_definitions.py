@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -336,7 +336,7 @@ class Doubling:
 
 def test_a_partial_and_an_object_that_is_called_are_described_by_what_they_call() -> None:
     registry = ToolRegistry()
-    registry.add(functools.partial(add_up, 1), name="add_one")
+    registry.add(functools.partial(add_up, 1))
     registry.add(Doubling(), name="double")
 
     told = [(each.description, each.parameters["properties"]) for each in registry.definitions()]
@@ -344,4 +344,88 @@ def test_a_partial_and_an_object_that_is_called_are_described_by_what_they_call(
         ("Add two numbers that somebody gave.", {"b": {"type": "integer"}}),
         ("Double a number that somebody gave.", {"number": {"type": "integer"}}),
     ]
-    assert registry.execute_sync("add_one", {"b": "2"}).value == 3
+    assert registry.execute_sync("add_up", {"b": "2"}).value == 3
+
+
+GOOGLE = """Pay somebody.
+
+Args:
+    to: Who gets it.
+    amount (int): How much,
+        in cents.
+
+Keyword Args:
+    note: What for.
+
+Returns:
+    The number of the receipt.
+
+Note:
+    Log in first.
+"""
+NUMPY = """Pay somebody.
+
+Parameters
+----------
+to, note : str
+    Some text.
+
+Other Parameters
+----------------
+amount : int
+    How much.
+
+Notes
+-----
+Log in first.
+"""
+SPHINX = """Pay somebody.
+
+:param to: Who gets it.
+:type to: str
+:keyword note: What
+    for.
+:returns: The number of the receipt.
+"""
+
+
+def test_what_a_docstring_says_of_parameters_is_theirs_and_all_else_is_the_tools() -> None:
+    registry = ToolRegistry()
+    for name, docstring in (("google", GOOGLE), ("numpy", NUMPY), ("sphinx", SPHINX)):
+
+        def pay(to: str, amount: int, *, note: str = "", **more: str) -> str:
+            return to
+
+        pay.__doc__ = docstring
+        registry.add(pay, name=name)
+
+    told = {each.name: each for each in registry.definitions()}
+    assert [[part.get("description") for part in told[name].parameters["properties"].values()] for name in told] == [
+        ["Who gets it.", "How much, in cents.", "What for."],
+        ["Some text.", "How much.", "Some text."],
+        ["Who gets it.", None, "What for."],
+    ]
+    assert [each.description for each in told.values()] == [
+        "Pay somebody.\n\nReturns:\n    The number of the receipt.\n\nNote:\n    Log in first.",
+        "Pay somebody.\n\nNotes\n-----\nLog in first.",
+        "Pay somebody.\n\n:returns: The number of the receipt.",
+    ]
+
+
+class Place(NamedTuple):
+    lat: float
+    lon_deg: float = 0.0
+
+
+@each_row("model", ["", "gpt-5", "gemini-2.5-pro"])
+def test_the_fields_of_a_named_tuple_are_named_to_models(model: str) -> None:
+    def go(to: Place) -> str:
+        """Go to a place on the map."""
+        return str(to)
+
+    registry = ToolRegistry([go])
+    [definition] = registry.definitions()
+    told: Any = definition.to_openai(model)["function"]["parameters"] if model else definition.parameters
+    part = told["properties"]["to"]
+    fields = part["items"]["anyOf"] if model else part["prefixItems"]
+    assert [each["description"] for each in fields] == ["Lat", "Lon Deg"]

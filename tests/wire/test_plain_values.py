@@ -6,7 +6,9 @@ import collections
 import dataclasses
 import enum
 import fractions
+import io
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -18,6 +20,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 import pydantic
+import pydantic_core
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +75,30 @@ class Account(pydantic.BaseModel):
     home: pydantic.AnyUrl
     key: pydantic.SecretStr
     also: list[Model] = []
+
+
+class Link(Account):
+    also: list[Model] = []
+    word: re.Pattern[str] = re.compile("a+")
+    body: bytes = b"\xff"
+
+
+class Upload(pydantic.BaseModel):
+    by: object
+    body: bytes = b"\xff"
+
+
+class Weight:
+    """Of a type that only its model knows how to write."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        written = pydantic_core.core_schema.plain_serializer_function_ser_schema(lambda _: "3 kg", when_used="json")
+        return pydantic_core.core_schema.is_instance_schema(cls, serialization=written)
+
+
+class Parcel(pydantic.BaseModel):
+    weight: Weight
 
 
 def refuse(*_: object, **__: object) -> NoReturn:
@@ -156,7 +183,13 @@ CONVERTED: list[tuple[object, object]] = [
         [Account(home=pydantic.AnyUrl("https://a.example/"), key=pydantic.SecretStr("k"), also=[Model(name="b")])] * 2,
         [{"home": "https://a.example/", "key": "**********", "also": [{"name": "b", "tags": []}]}] * 2,
     ),
+    (
+        Link(home=pydantic.AnyUrl("https://a.example/"), key=pydantic.SecretStr("k")),
+        {"home": "https://a.example/", "key": "**********", "also": [], "word": "a+", "body": b"\xff"},
+    ),
+    (Parcel(weight=Weight()), {"weight": "3 kg"}),
     # Text and numbers
+    (re.compile(b"a+"), b"a+"),
     (datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "2024-01-02T03:04:05+00:00"),
     (date(2024, 1, 2), "2024-01-02"),
     (time(3, 4), "03:04:00"),
@@ -244,7 +277,7 @@ async def coroutine_function() -> None:
 REFUSED: list[tuple[object, str]] = [
     (2**64, r"value: int does not fit 64 bits: send str\(x\)"),
     ([0, {"a": -(2**63) - 1}], r"value\[1\]\['a'\]: int does not fit"),
-    ("a\ud800", r"value: text holds a lone surrogate at index 1"),
+    ("a\ud800", r"value: text holds a lone surrogate at index 1: send x.encode\(errors="),
     ({"a": ["\udfff"]}, r"value\['a'\]\[0\]: text holds a lone surrogate"),
     ({"a": {"\ud800": 1}}, r"value\['a'\]: text holds a lone surrogate"),
     ({(1, 2): 3}, r"value: a key is tuple, and keys have to be text: send list"),
@@ -257,6 +290,10 @@ REFUSED: list[tuple[object, str]] = [
     ([1j], r"value\[0\]: complex numbers"),
     ([ValueError("x")], r"value\[0\]: an exception: send str"),
     (int, "a class is not data"),
+    (io.BytesIO(b"x"), r"value: a file in memory: send x.getvalue\(\)"),
+    (io.StringIO("x"), r"value: a file in memory: send x.getvalue\(\)"),
+    (io.TextIOWrapper(io.BytesIO()), r"a file: send x.read\(\)"),
+    (Upload(by=object()), r"value\['by'\]: object is not data"),
     ((print, 1), r"value\[0\]: builtin_function_or_method is not data"),
     (object(), "value: object is not data"),
     (types.SimpleNamespace(a=1), "SimpleNamespace is not data"),

@@ -13,6 +13,9 @@ from toolcell_bridge.wire.plain import type_name
 
 PATH_STEPS: Final = 16
 
+REPLACED: Final = 'x.encode(errors="replace").decode()'
+"""What to send in place of a text with half characters."""
+
 
 class Refusal(Exception):
     """Travels up from the refused value and collects the steps of its path on the way."""
@@ -66,6 +69,9 @@ _BY_NAME: Final[dict[tuple[str, str], str]] = _PICTURES | {
     ("argparse", "Namespace"): "a namespace: send vars(x)",
     ("tools", "tool"): "a tool: call it, and send what it returns",
     ("re", "Match"): "a match: send x.group() or x.groups()",
+    ("_io", "BytesIO"): "a file in memory: send x.getvalue()",
+    ("_io", "StringIO"): "a file in memory: send x.getvalue()",
+    ("_io", "_IOBase"): "a file: send x.read()",
 }
 
 _BY_METHOD: Final = ("to_dicts", "to_dict", "to_pylist", "to_list", "tolist", "toarray", "asdict", "_asdict")

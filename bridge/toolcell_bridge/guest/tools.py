@@ -386,7 +386,7 @@ class ToolFunction:
         self._toolbox, self._tool, self._line = toolbox, tool, line
         self.__name__ = self.__qualname__ = name
 
-    def __call__(self, *values: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *values: Any, **kwargs: Any) -> Any:
         return self._toolbox.call(self._tool, values, kwargs, line=self._line)
 
     def __get__(self, instance: object, owner: type | None = None) -> ToolFunction:

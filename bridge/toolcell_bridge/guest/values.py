@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, Final, TypeAlias
 
 from toolcell_bridge.guest.placeholder import Placeholder, reference_of
-from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
+from toolcell_bridge.guest.refusals import REPLACED, Refusal, TooDeep, advice
 from toolcell_bridge.guest.tables import HANDLERS, TABLE_IN_COLUMN
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
@@ -133,9 +133,13 @@ class _Converter:
             return self.convert(_dumped(value), depth)
         except TooDeep:
             raise
-        except Refusal:
+        except Refusal as refusal:
             self._inside = inside
-            return self.convert(_dumped(value, mode="json"), depth)
+            try:
+                plain = _dumped(value, mode="json")
+            except Exception:  # bytes that are no text, and what pydantic does not know either
+                raise refusal from None
+            return self.convert(plain, depth)
 
     def key(self, key: object, depth: int) -> str:
         """Convert a key as a value, then as JSON writes it."""
@@ -209,7 +213,7 @@ def _text(value: str) -> str:
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as exc:
-        raise Refusal(f"text holds a lone surrogate at index {exc.start}") from None
+        raise Refusal(f"text holds a lone surrogate at index {exc.start}: send {REPLACED}") from None
     return text
 
 
@@ -302,6 +306,12 @@ _BY_NAME: Final[dict[tuple[str, str], _Handler]] = {
     ("uuid", "UUID"): _as_text,
     ("zoneinfo", "ZoneInfo"): _as_text,
     ("ipaddress", "_IPAddressBase"): _as_text,
+    ("pydantic", "_BaseUrl"): _as_text,
+    ("pydantic", "_BaseMultiHostUrl"): _as_text,
+    ("pydantic_core", "Url"): _as_text,
+    ("pydantic_core", "MultiHostUrl"): _as_text,
+    ("pydantic", "_SecretBase"): _as_text,  # stars
+    ("re", "Pattern"): lambda to, value, depth: to.convert(value.pattern, depth),
     **HANDLERS,
 }
 """The same by top-level package and class name, whatever module of the package the class is in."""

@@ -46,6 +46,7 @@ from toolcell.agents.providers.provider import (
 )
 from toolcell.agents.providers.retries import MISUSE_STATUSES, RetryPolicy, send_with_retries
 from toolcell.agents.transcript import (
+    FAILED_REASONS,
     MAX_TRANSCRIPT_CHARS,
     ErrorStyle,
     answers_to_open_calls,
@@ -70,11 +71,9 @@ from toolcell.support.checks import brief, check_count, check_kind, check_one_of
 from toolcell.tools import (
     Budget,
     Call,
-    ErrorCode,
     File,
     Origin,
     RunContext,
-    Status,
     ToolCall,
     ToolDefinition,
     ToolRegistry,
@@ -83,7 +82,6 @@ from toolcell.tools import (
 
 MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."
-NO_TOOLS = "No tools available"
 OUT_OF_TIME = "the run's time is used up"
 CUT_OFF = "the model's answer was cut off at its limit of tokens; raise max_tokens in llm_options"
 NO_ANSWER = "the model gave an empty answer"
@@ -197,9 +195,9 @@ class LoopRun:
         """A part of the message that the model is generating was emitted."""
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
-        self._registry: ToolRegistry | None = (
-            ToolRegistry.of(config.tools, "tools=").snapshot() if config.tools is not None else None
-        )
+        self._registry: ToolRegistry = ToolRegistry.of(
+            () if config.tools is None else config.tools, "tools="
+        ).snapshot()
         self._options = DEFAULT_OPTIONS if config.llm_options is None else config.llm_options
         self._origin = Origin.SUBAGENT if context.scope.depth else Origin.MODEL
         self._approvals = approvals
@@ -296,7 +294,10 @@ class LoopRun:
         request = await before_request(self.config.processors, request)
         self._iterations += 1
         response = await after_response(self.config.processors, await self._send(request, tools))
-        response = replace(response, tool_calls=tuple(call.parsed() for call in unique_ids(response.tool_calls)))
+        calls = [call.parsed() for call in unique_ids(response.tool_calls)]
+        if calls and response.finish_reason == "length":
+            calls[-1] = calls[-1].perhaps_cut()
+        response = replace(response, tool_calls=tuple(calls))
         if self._streams and not self._has_begun:
             for update in updates_of(response):
                 self._emit_update(update)
@@ -327,7 +328,12 @@ class LoopRun:
             answer = await config.provider.stream_chat(request, tools, self._model, self._options, self._emit_update)
         else:
             answer = await config.provider.chat(request, tools, self._model, self._options)
-        return ModelResponse.read(answer)
+        response = ModelResponse.read(answer)
+        if (reason := response.finish_reason) in FAILED_REASONS:
+            raise ProviderError(
+                f"the model's answer ended as {reason!r} before it was whole", retryable=not self._has_begun
+            )
+        return response
 
     def _interrupted(self) -> Stop:
         """Return why a wait of the run was cut short."""
@@ -355,7 +361,13 @@ class LoopRun:
 
     async def _run_tools(self, message: Message, calls: Sequence[ToolCall]) -> None:
         """Run calls of a message, and end the run if they end it or wait for decisions."""
-        results = await self._call_tools(message, calls)
+        results = await self._registry.execute_batch(
+            [call.parsed_if_safe() for call in calls],
+            context=self.context,
+            origin=self._origin,
+            message=message,
+            on_result=self._add_result,
+        )
         self._check_cancelled()
         if self._approvals is not None and self._approvals.pending:
             if held := self.context.state.labels.names:
@@ -364,23 +376,6 @@ class LoopRun:
         if ends_run(results):
             self._last_output = "\n".join(output for result in results if (output := result.output))
             raise Stop(TERMINATED, message.get("content") or "")
-
-    async def _call_tools(self, message: Message, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        if self._registry is None:
-            return [await self._refuse(call, NO_TOOLS) for call in calls]
-        return await self._registry.execute_batch(
-            [call.parsed_if_safe() for call in calls],
-            context=self.context,
-            origin=self._origin,
-            message=message,
-            on_result=self._add_result,
-        )
-
-    async def _refuse(self, tool_call: ToolCall, reason: str) -> ToolResult:
-        refusal = ToolResult.fail(reason, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-        call, result = await _EMPTY.refuse(tool_call, refusal, context=self.context, origin=self._origin)
-        await self._add_result(call, result)
-        return result
 
     async def _add_result(self, call: Call, result: ToolResult) -> None:
         """Add a finished call's answer to the transcript, and its files and usage to the run's."""
@@ -441,11 +436,9 @@ class LoopRun:
 
 
 def shown_tools(
-    registry: ToolRegistry | None, origin: Origin, context: RunContext, messages: Sequence[Message], shown_chars: int
+    registry: ToolRegistry, origin: Origin, context: RunContext, messages: Sequence[Message], shown_chars: int
 ) -> list[ToolDefinition]:
     """Return the definitions of a request: what was found last comes before what the conversation has called."""
-    if registry is None:
-        return []
     found = [*map(registry.state.registered_name, called_tools(messages)), *context.state.found_tools]
     latest_last = list(reversed(dict.fromkeys(reversed(found))))
     return registry.definitions(origin, policies=context.scope.policies, shown_chars=shown_chars, found=latest_last)
@@ -477,9 +470,6 @@ def _with_limits(context: RunContext, config: ToolLoopConfig) -> RunContext:
     if config.wall_s is not None:
         return context.child(deadline=min(context.deadline, anyio.current_time() + config.wall_s))
     return context
-
-
-_EMPTY = ToolRegistry().freeze()
 
 
 def ends_run(results: Sequence[ToolResult]) -> bool:

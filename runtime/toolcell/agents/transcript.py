@@ -27,7 +27,7 @@ KEEP_ITERATIONS = 2
 COMPACTED_CHARS = 200
 """Characters kept of an old tool answer."""
 
-_FAILED_REASONS = frozenset({"error", "aborted"})
+FAILED_REASONS = frozenset({"error", "aborted"})
 
 
 def check_messages(messages: object) -> None:
@@ -135,7 +135,7 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
         whole += _answers(waiting, answers)
         waiting, answers = [], {}
         if message.get("role") == "assistant":
-            if message.get("finish_reason") in _FAILED_REASONS:
+            if message.get("finish_reason") in FAILED_REASONS:
                 continue
             waiting = [str(call["id"]) for call in message.get("tool_calls") or ()]
         whole.append(message)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from toolcell.calls.compiled_schema import MAX_PLAIN, compile_schema, flat_schema, large_from
 from toolcell.calls.concurrency import maybe_await, passes_on
@@ -40,7 +40,7 @@ from toolcell.calls.values import (
     with_text_for_bytes,
 )
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.support.checks import closest, text_of
+from toolcell.support.checks import brief, closest, text_of
 from toolcell_bridge.wire.frozen import frozen, replaced
 
 # JSON as models write it: in fences, with small mistakes, and broken off
@@ -144,6 +144,16 @@ class InvalidArguments(ArgumentError):
         self.steps = steps
 
 
+def read_arguments(text: str) -> tuple[Any, ParseMode]:
+    """Read arguments that came as JSON text: also none, or twice as JSON text, which is how some models write them."""
+    value, mode = parse_json(text) if text.strip() else ({}, ParseMode.STRICT)
+    again = "" if value is None else value if isinstance(value, str) and value.lstrip()[:1] in ("{", '"') else None
+    if again is None or mode not in SAFE_MODES:
+        return value, mode
+    value, mode = read_arguments(again)  # which is shorter
+    return value, ParseMode.REPAIRED if mode is ParseMode.STRICT else mode
+
+
 def parse_arguments(text: str) -> Any:
     """Parse arguments that came as JSON text, also in a code fence, with the small mistakes of models, or twice.
 
@@ -152,17 +162,18 @@ def parse_arguments(text: str) -> Any:
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ArgumentError(f"{len(text)} characters of JSON, more than {MAX_TEXT_CHARS}", "invalid args: ")
-    if not text.strip():
-        return {}  # how several providers write "no arguments"
+    value, mode = read_arguments(text)
+    if mode in SAFE_MODES:
+        return value
+    why = _BREAKS_OFF if mode is ParseMode.PARTIAL else ""
     try:
-        value = json.loads(text)
+        why = f"its text is not JSON either: {brief(json.loads(text))}{why}"
     except (ValueError, RecursionError) as exc:
-        value, mode = parse_json(text)
-        if mode is not ParseMode.REPAIRED:
-            raise ArgumentError(str(exc), "invalid args: ") from exc
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", '"'):  # JSON text of JSON text, which is shorter
-        return parse_arguments(value)
-    return value
+        why = f"{exc}{why}"
+    raise ArgumentError(why, "invalid args: ")
+
+
+_BREAKS_OFF: Final = "; it breaks off, perhaps at the limit of tokens of an answer: send less at once"
 
 
 async def prepare_arguments(received: Any, prepare: Prepare | None, tables: Collection[str] = ()) -> Any:
@@ -494,7 +505,7 @@ class ToolCall(_WithText):
         """Return the same call with its arguments as a mapping if they can be read as one; `mode` says how well."""
         if not isinstance(self.arguments, str):
             return self
-        value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
+        value, mode = read_arguments(self.arguments[:MAX_TEXT_CHARS])
         if mode is ParseMode.INVALID or not isinstance(value, dict):
             return replaced(self, mode=mode)
         parsed = replaced(self, arguments=value, mode=mode)
@@ -510,6 +521,14 @@ class ToolCall(_WithText):
         which no tool accepts."""
         parsed = self.parsed()
         return parsed if parsed.mode in SAFE_MODES else replaced(parsed, arguments=parsed._received)
+
+    def perhaps_cut(self) -> Self:
+        """Return the last call of an answer that was cut off: its arguments break off, unless their text shows their
+        end. An object may be what a server made of the beginning, and no text may be all that came."""
+        received = self._received
+        if isinstance(received, str) and received.strip():
+            return self
+        return replaced(self, arguments=json.dumps(received or {}, ensure_ascii=False)[:-1], mode=ParseMode.PARTIAL)
 
     @property
     def sent_arguments(self) -> dict[str, Any]:

@@ -120,6 +120,8 @@ def described_schema(annotation: Any, mode: Literal["validation", "serialization
         return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described, mode=mode))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError, ValueError, KeyError) as exc:
         why = (str(exc) or type(exc).__name__).splitlines()[0]
+        if getattr(exc, "code", None) == "class-not-fully-defined":
+            why = "it refers to a class that is not defined yet; register the tool after that"
         raise RegistrationError(f"type {annotation!r} has no JSON Schema: {why:.200}") from exc
 
 

@@ -297,6 +297,8 @@ class Node:
             each, first = part.get("additionalItems", True), each
         self.each, self.first = each, first
         self.is_base64 = is_base64(part)
+        self.is_bytes = "contentEncoding" in part and part.get("format") not in ("base64", "base64url")
+        """The type is `bytes`: others of Python take the base64 text itself."""
         self.says_text = "string" in self.kinds or not _TEXT_RULES.isdisjoint(part)
         self.is_leaf = is_alone
         self.is_scalar = not {"object", "array"} & {*self.kinds}
@@ -555,7 +557,7 @@ class Walk:
 
     def _blob(self, node: Node, value: bytes, path: Path) -> Any:
         if node.is_base64:
-            return value if self._makes_bytes else base64.b64encode(value).decode("ascii")
+            return value if self._makes_bytes and node.is_bytes else base64.b64encode(value).decode("ascii")
         is_text = node.says_text and node.part.get("format") != "binary"
         if is_text or (node.kinds and "string" not in node.kinds):
             self._refuse(path, _bytes, "text" if is_text else "something else")
@@ -602,7 +604,7 @@ class Walk:
             for keyword, part in node.conditions.items():
                 value = self._condition(keyword, part, node, value, path, depth + 1)
             self._inside -= 1
-        if self._makes_bytes and node.is_base64 and type(value) is str:
+        if self._makes_bytes and node.is_bytes and type(value) is str:
             try:
                 digits = value.translate(_URL_SAFE)
                 value = base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import sys
 import types
 import typing
@@ -104,6 +105,17 @@ def record_in(function: Callable[..., Any], parameter: int | str) -> type | None
     return hint if isinstance(hint, type) and _is_record(hint) else None
 
 
+_KEYWORDS: Final = re.compile(r"^(?:Keyword|Other) (?:Arg|Argument|Parameter)s:(?=\s*$)", re.MULTILINE)
+"""Headings of Google style that the parser does not know."""
+_OF_PARAMETERS: Final = re.compile(
+    r"^(?:Arg|Argument|Param|Parameter)s:[^\S\n]*+\n(?:[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+"  # Google
+    r"|^(?:Other )?Parameters[^\S\n]*+\n-++[^\S\n]*+\n(?:(?!.*+\n-++[^\S\n]*+$).*+\n?+)*+"  # NumPy
+    r"|^[:@](?:param|parameter|arg|argument|key|keyword|type)\b.*+\n?+(?:[^\S\n]++\S.*+\n?+)*+",  # Sphinx, Epydoc
+    re.MULTILINE,
+)
+"""What a docstring says of the parameters. All else describes the tool."""
+
+
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Shape: (description, parameter name -> description). Understands Google, NumPy and Sphinx style."""
     if isinstance(function, functools.partial) and "__doc__" not in vars(function):
@@ -111,17 +123,19 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     text = inspect.getdoc(function) or inspect.getdoc(_called(function)) or ""
     if "\n" not in text and not text.startswith((":", "@", ".")) and not text.endswith(":"):
         return text.strip(), {}  # a line without markup
-    from docstring_parser import Docstring, ParseError, parse
+    from docstring_parser import ParseError, parse
 
     try:
-        parsed = parse(text)
+        parameters = parse(text := _KEYWORDS.sub("Params:", text)).params
     except ParseError:  # no style that is known: all of it describes the tool
-        parsed = Docstring()
-        parsed.short_description = text
+        return text.strip(), {}
     described = {
-        each.arg_name.lstrip("*"): " ".join(each.description.split()) for each in parsed.params if each.description
+        name.strip().lstrip("*"): " ".join(each.description.split())
+        for each in parameters
+        for name in each.arg_name.split(",")
+        if each.description
     }
-    return (parsed.description or "").strip(), described
+    return (_OF_PARAMETERS.sub("", text) if described else text).strip(), described
 
 
 _NO_DEFAULT: Final = inspect.Parameter.empty
@@ -154,7 +168,7 @@ def read_signature(
     Raises:
         RegistrationError: a parameter cannot be passed by name or has no JSON Schema.
     """
-    hints = _hints(function)
+    called, hints = name_of(function), _hints(function)
     properties: dict[str, Schema] = {}
     required: list[str] = []
     defaults: dict[str, Callable[[], Any]] = {}
@@ -170,9 +184,16 @@ def read_signature(
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             if table_type(hint) is not None or get_origin(hint) in _UNPACKS:
-                raise RegistrationError(f"{_name(function)}: **{name} takes no {hint!r}; give each of them a parameter")
-            extra, converts_extra = _property(function, name, hint, _NO_DEFAULT, None) or True, _converter(hint)
+                raise RegistrationError(f"{called}: **{name} takes no {hint!r}; give each of them a parameter")
+            extra = _property(function, name, hint, _NO_DEFAULT, descriptions.get(name)) or True
+            converts_extra = _converter(hint)
             continue
+        fields = filter(_is_field, (*get_args(hint), parameter.default))
+        if any(field.alias or field.validation_alias for field in fields):
+            raise RegistrationError(
+                f"{called}: parameter {name!r} has an alias, and tools are called by the names of parameters; rename "
+                "it, or write the schema: registry.register(name, description, schema, function)"
+            )
         hint, default, makes_default = _default(parameter, hint)
         properties[name] = _property(function, name, hint, default, descriptions.get(name))
         if default is _NO_DEFAULT:
@@ -201,11 +222,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError) as exc:
-        raise RegistrationError(f"{_name(function)} does not say what it takes; write a function around it") from exc
+        raise RegistrationError(f"{name_of(function)} does not say what it takes; write a function around it") from exc
     for parameter in parameters:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise RegistrationError(
-                f"{_name(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
+                f"{name_of(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
             )
     return parameters
 
@@ -214,13 +235,13 @@ def _check_meant(function: Callable[..., Any], name: str, context_type: type) ->
     """Refuse parameters without annotation that a model would be asked for, although they are not for it."""
     if name in ("self", "cls"):
         raise RegistrationError(
-            f"{_name(function)}: {name!r} is the object that the method belongs to; register the method of an object, "
-            "as in registry.add(thing.method)"
+            f"{name_of(function)}: {name!r} is the object that the method belongs to; register the method of an "
+            "object, as in registry.add(thing.method)"
         )
     if name == "ctx":
         kind = context_type.__name__
         raise RegistrationError(
-            f"{_name(function)}: 'ctx' has no annotation, so a model would fill it; write ctx: {kind}"
+            f"{name_of(function)}: 'ctx' has no annotation, so a model would fill it; write ctx: {kind}"
         )
 
 
@@ -235,11 +256,15 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing_extensions.get_type_hints(inspect.unwrap(_called(function)), include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as exc:  # annotations may be any text
-        raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
+        cure = "; define or import it before the tool is registered" * isinstance(exc, NameError)
+        raise RegistrationError(f"{name_of(function)}: annotations cannot be resolved: {exc}{cure}") from exc
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, of what a partial calls, or of an object's class."""
+    while isinstance(function, functools.partial) and "__name__" not in vars(function):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any, Callable[[], Any] | None]:
@@ -305,7 +330,7 @@ def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, 
     try:
         schema = type_schema(hint) if (table := table_type(hint)) is None else table_schema(table)
     except RegistrationError as exc:
-        raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
+        raise RegistrationError(f"{name_of(function)}: parameter {name!r}: {exc}") from exc
     schema.pop("default", None)
     if (shown := default if default is _NO_DEFAULT else _shown_default(hint, default)) is not _NO_DEFAULT:
         schema = optional_schema({**schema, "default": shown})

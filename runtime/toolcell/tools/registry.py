@@ -34,7 +34,7 @@ from toolcell.support.checks import brief, check_kind, did_you_mean
 from toolcell.support.log import logger_of
 from toolcell.tools.adapters import FunctionTool, specs_of
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL, CodeRuntime, CodeTool
-from toolcell.tools.pipeline import OnResult, answer_call, check_arguments, refuse, run_batch, run_call
+from toolcell.tools.pipeline import OnResult, answer_call, check_arguments, run_batch, run_call
 from toolcell.tools.search import FOUND, find_soon, is_large, listed_within, named_of, search_spec
 from toolcell.tools.spec import (
     Middleware,
@@ -726,13 +726,6 @@ class ToolRegistry:
         in_turn = self._state.in_turn(run) if sequential is None else sequential
         limit = None if origin is None and message is None else self.settings.max_batch
         return await run_batch(self._state, made, sequential=in_turn, limit=limit, on_result=on_result)
-
-    async def refuse(
-        self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None
-    ) -> tuple[Call, ToolResult]:
-        """Record a call that could not run here as refused."""
-        made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
-        return made, await refuse(self._state, made, refusal)
 
     @staticmethod
     def answer(call: Call, answer: ToolResult, note: str) -> Awaitable[ToolResult]:

@@ -126,12 +126,12 @@ class ToolSpec:
         options: ToolOptions | None = None,
     ) -> ToolSpec:
         """Return the spec of a plain function: its name, docstring and signature are the definition."""
-        check_function(name or str(getattr(function, "__name__", "")), function)
-        from toolcell.calls.type_schema import read_docstring, read_signature
+        from toolcell.calls.type_schema import name_of, read_docstring, read_signature
 
+        chosen = name or name_of(function)
+        check_function(chosen, function)
         prose, described = read_docstring(function)
         signature = read_signature(function, ToolContext, ToolResult, described)
-        chosen = name or str(getattr(function, "__name__", type(function).__name__))
         definition = ToolDefinition(chosen, description or prose, signature.parameters)
         known = options or DEFAULT_TOOL_OPTIONS
         if known.returns is None and signature.returns is not None:

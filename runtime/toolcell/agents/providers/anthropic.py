@@ -69,7 +69,7 @@ class AnthropicProvider(SdkProvider):
         if error := message.get("error"):
             raise reported_error(error)
         if not isinstance(message.get("content"), list):
-            raise ProviderError(f"the model's answer is not a message with content: {str(answer)[:200]!r}")
+            raise ProviderError(f"the model's answer is not a message with content: {str(message or answer)[:200]!r}")
         return _response(list(map(fields_of, message["content"])), message.get("stop_reason"), message.get("usage"))
 
     def accumulator(self, on_update: OnUpdate, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
@@ -199,9 +199,9 @@ def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: Any, usage: Any)
     return ModelResponse(text if text.strip() else "", tuple(calls), reason, read_usage(usage), extra)
 
 
-def _input(block: Mapping[str, Any]) -> str:
+def _input(block: Mapping[str, Any]) -> Mapping[str, Any] | str:
     given = block.get("input")
-    return given if isinstance(given, str) else json.dumps(given if given is not None else {}, ensure_ascii=False)
+    return {} if given is None else given if isinstance(given, str | Mapping) else json.dumps(given, ensure_ascii=False)
 
 
 _REPORTED: tuple[tuple[Literal["text", "reasoning"], str], ...] = (("reasoning", "thinking"), ("text", "text"))
@@ -230,7 +230,7 @@ class _MessageAccumulator(StreamAccumulator):
                 self._count(fields_of(event.get("message")).get("usage"))
             case "content_block_start":
                 self._blocks[index] = block = dict(fields_of(event.get("content_block")))
-                self._report(block, block, _input(block) if block.get("input") else "")
+                self._report(block, block, ToolCall("", "", _input(block)).arguments_json if block.get("input") else "")
             case "content_block_delta":
                 self._add_delta(index, fields_of(event.get("delta")))
             case "message_delta":

@@ -66,7 +66,9 @@ class OpenAIProvider(SdkProvider):
         completion = fields_of(answer)
         _raise_reported_error(completion)
         if not (choices := completion.get("choices")):
-            raise ProviderError(f"the model's answer is not a completion with choices: {str(answer)[:200]!r}")
+            raise ProviderError(
+                f"the model's answer is not a completion with choices: {str(completion or answer)[:200]!r}"
+            )
         choice = fields_of(choices[0])
         _raise_reported_error(choice)
         message = fields_of(choice.get("message"))
