@@ -314,7 +314,7 @@ def test_help_breaks_no_name_however_narrow_the_terminal_is(columns: str, monkey
     monkeypatch.setenv("COLUMNS", columns)
     status, text, _ = invoke("run", "--help")
     assert status == 0
-    assert all(name in text for name in ("[NAME=]PATH", "NAME=JSON", "--packages", "--otel"))
+    assert all(name in text for name in ("[NAME=]PATH", "NAME=JSON", "--packages", "--record"))
 
 
 def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:

@@ -156,14 +156,14 @@ async def test_the_report_has_a_line_for_every_case_and_a_reason_for_every_skip(
     reported: list[CaseResult] = []
     report = await check_backend(
         FakeBackend,
-        only=["values.plain_data", "isolation", "life.named"],
+        only=["values.plain_inputs", "isolation", "life.named"],
         skip={"life.named": "known"},
         on_result=reported.append,
     )
 
     assert report.ok
     assert list(report.lines) == reported
-    assert [line.name for line in report.lines if line.passed] == ["values.plain_data"]
+    assert [line.name for line in report.lines if line.passed] == ["values.plain_inputs"]
     assert {line.problem for line in report.skipped} == {"it isolates nothing", "known"}
     assert all(line.description for line in report.lines)
     assert "life.named" in str(report)

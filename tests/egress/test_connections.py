@@ -250,7 +250,7 @@ async def test_http_fetch_has_the_same_bounds() -> None:
     import httpx
 
     async with serve({"/": endless}) as site:
-        transport = GuardedTransport(WebPolicy(private=("127.0.0.1/32",), ports=None))
+        transport = GuardedTransport(WebPolicy(private=("127.0.0.1/32",), ports=None).check_address)
         async with httpx.AsyncClient(transport=transport) as client:
             with anyio.fail_after(60), pytest.raises(Exception, match="no answer within"):
                 await client.get(site.url(host="127.0.0.1"))

@@ -7,10 +7,9 @@ only on request, and then redacted as in the log.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.reader import RecordedCall, decision_text, ended_call, started_call
@@ -58,24 +57,6 @@ class SpanSink:
             records.CALL_ENDED: self._call_ended,
             records.RUN_ENDED: self._run_ended,
         }
-
-    @classmethod
-    def exporting(cls, exporter: Literal["otlp", "console"]) -> Self:
-        """Return a sink whose spans are exported to a collector or, as JSON, to stderr. Each is exported when it ends.
-
-        Raises:
-            UsageError: OpenTelemetry, or its exporter, is not installed.
-        """
-        try:
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-        except ImportError as exc:
-            raise UsageError("spans need OpenTelemetry: pip install 'toolcell[audit]'") from exc
-        made = ConsoleSpanExporter(out=sys.stderr) if exporter == "console" else _otlp_exporter()
-        provider = TracerProvider(resource=Resource.create({"service.name": "toolcell"}))
-        provider.add_span_processor(SimpleSpanProcessor(made))
-        return cls(provider)
 
     def __call__(self, event: AuditEvent) -> None:
         """Take one record."""
@@ -179,14 +160,6 @@ class SpanSink:
         if not self._capture_content or value is None:
             return {}
         return {name: value if isinstance(value, str) else json_line(value)}
-
-
-def _otlp_exporter() -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as exc:
-        raise UsageError("OTLP needs its exporter: pip install opentelemetry-exporter-otlp-proto-http") from exc
-    return OTLPSpanExporter()
 
 
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,11 +145,6 @@ class Index:
         """Close the record."""
         self._db.close()
 
-    @property
-    def verifiers(self) -> list[Verifier]:
-        """The keys that it trusts."""
-        return [*self._verifiers.values()]
-
     def copy_to(self, path: Path) -> None:
         """Copy the whole record to a new SQLite file that only its owner may read, also while others write to it.
 

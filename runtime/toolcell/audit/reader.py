@@ -220,11 +220,6 @@ class RecordedRun:
         return self.start.get("sha256")
 
     @property
-    def lines(self) -> list[str]:
-        """The script's lines; empty without a script."""
-        return (self.source or "").split("\n")
-
-    @property
     def limits(self) -> Mapping[str, Any]:
         """The run's limits."""
         return self.settings.get("limits") or {}

@@ -107,8 +107,7 @@ def show(
             write_html(ShownRun(run).to_html(summary.trust, log=log, made_ns=time.time_ns()), html)
             return
         shown = run.to_dict() | {"trust": summary.trust, "runs": [asdict(each) for each in run.family]}
-        amounts = audit_terminal.FULL if full else audit_terminal.SHORT
-        output(shown, as_json, lambda: audit_terminal.show_run(run, stdout(), summary.trust, amounts))
+        output(shown, as_json, lambda: audit_terminal.show_run(run, stdout(), summary.trust, is_full=full))
 
 
 def stats(

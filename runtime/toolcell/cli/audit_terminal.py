@@ -286,30 +286,21 @@ def _row(line: RunSummary) -> tuple[str, ...]:
 # One run
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
-    """How much is shown of what may be long."""
-
-    source_lines: int = 40
-    text_lines: int = 20
-    value_chars: int = 100
-    result_chars: int = 400
-    fact_chars: int = 150
+AMOUNTS: Final = {"source": 40, "output": 20, "value": 100, "result": 400, "fact": 150}
+"""How much is shown of what may be long: lines of the source and of the output, and characters of the others."""
+ALL: Final = 1 << 30
 
 
-SHORT = Amounts()
-FULL = Amounts(*(5 * [1 << 30]))
-
-
-def show_run(run: RecordedRun, console: Console, trust: str, amounts: Amounts = SHORT) -> None:
+def show_run(run: RecordedRun, console: Console, trust: str, *, is_full: bool = False) -> None:
     """Write everything about a run: its trust, user, settings, script, calls, output and result."""
-    _show_head(run, console, trust, amounts.fact_chars)
-    _show_source(run, console, amounts.source_lines)
+    most = dict.fromkeys(AMOUNTS, ALL) if is_full else AMOUNTS
+    _show_head(run, console, trust, most["fact"])
+    _show_source(run, console, most["source"])
     if run.calls:
         console.print()
-        show_timeline(run, console, amounts.value_chars)
-    _show_output(run, console, amounts.text_lines)
-    _show_end(run, console, amounts.result_chars)
+        show_timeline(run, console, most["value"])
+    _show_output(run, console, most["output"])
+    _show_end(run, console, most["result"])
 
 
 def _show_head(run: RecordedRun, console: Console, trust: str, most: int) -> None:
@@ -373,7 +364,7 @@ def _show_source(run: RecordedRun, console: Console, most: int) -> None:
         console.print(Text(f"  ... {len(lines) - most} more lines: --full", "dim"))
 
 
-def show_timeline(run: RecordedRun, console: Console, most: int = SHORT.value_chars) -> None:
+def show_timeline(run: RecordedRun, console: Console, most: int) -> None:
     """Write one line per call, with a bar over the duration of the run."""
     end_ns = run.ended_ns or max((call.ended_ns or call.started_ns for call in run.calls), default=run.started_ns)
     total_ns = max(1, end_ns - run.started_ns)
@@ -414,7 +405,7 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
 
 
 def _show_call(call: RecordedCall, console: Console, most: int) -> None:
-    if call.origin != "code" or most > SHORT.value_chars:
+    if call.origin != "code" or most == ALL:
         console.print(safe(f"       {one_line(call.place, most)}", "dim"))
     for label, text in call.lines():
         style = "" if label == "answer" else "dim" if standing_of(call.status) == "good" else style_of(call.status)

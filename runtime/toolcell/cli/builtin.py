@@ -73,8 +73,7 @@ class BuiltinFlags:
             return registry
         from toolcell.tools import ToolRegistry
 
-        workspace = Path(Dependencies(self, backend).workspace)
-        with kept_if_taken(workspace):
+        with kept_if_taken(Path(self.folder)):
             made = ToolRegistry(self._make(names, backend))
             return made if registry is None else registry.merged(made)
 
@@ -83,22 +82,17 @@ class BuiltinFlags:
 
         wanted = list(dict.fromkeys(name.strip() for name in names))
         classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
-        given = Dependencies(self, backend)
-        needs = {name: NEEDS[name](given) for name in wanted}  # what is missing is found before anything is made
+        needs = {
+            name: NEEDS[name](self, backend) for name in wanted
+        }  # what is missing is found before anything is made
         return [classes[name](*positional, **by_name) for name, (positional, by_name) in needs.items()]
 
-
-class Dependencies:
-    """What packages need, made when the first one asks for it."""
-
-    def __init__(self, flags: BuiltinFlags, backend: str) -> None:
-        self.timezone = flags.timezone
-        self._flags = flags
-        self._backend = backend
+    # What packages need, made when the first one asks for it
 
     @property
-    def store(self) -> Store:
-        return open_store(self._flags.store, is_written=True)
+    def opened_store(self) -> Store:
+        """Where packages keep what they know."""
+        return open_store(self.store, is_written=True)
 
     @property
     def embeddings(self) -> Any:
@@ -108,23 +102,12 @@ class Dependencies:
         return HashEmbeddings()
 
     @property
-    def workspace(self) -> str:
+    def folder(self) -> str:
         """The directory of files and programs."""
-        given = self._flags.workspace
-        place = os.environ.get("TOOLCELL_WORKSPACE") or DEFAULT_WORKSPACE if given is None else given
+        place = os.environ.get("TOOLCELL_WORKSPACE") or DEFAULT_WORKSPACE if self.workspace is None else self.workspace
         if not place.strip():
             raise UsageError(f"--workspace {place!r}: the path is empty; name a directory")
         return place
-
-    @property
-    def shell_runtime(self) -> Runtime:
-        """Sandboxes of commands. Those of scripts may execute no program."""
-        from toolcell.config import Policy, PoolConfig
-        from toolcell.runtime import Runtime
-
-        runtime = Runtime(backend=self._backend, policy=Policy(shell=True), pool=PoolConfig(warm=0))
-        _runtimes.append(runtime)
-        return runtime
 
     @property
     def search_engine(self) -> Any:
@@ -138,18 +121,28 @@ class Dependencies:
         raise UsageError("--builtin search needs a search engine: set BRAVE_API_KEY, or SEARXNG_URL")
 
 
+def shell_runtime(backend: str) -> Runtime:
+    """Return the sandboxes of commands. Those of scripts may execute no program."""
+    from toolcell.config import Policy, PoolConfig
+    from toolcell.runtime import Runtime
+
+    runtime = Runtime(backend=backend, policy=Policy(shell=True), pool=PoolConfig(warm=0))
+    _runtimes.append(runtime)
+    return runtime
+
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-NEEDS: Mapping[str, Callable[[Dependencies], Arguments]] = {
-    "knowledge": lambda given: ((given.store, given.embeddings), {}),
-    "remember": lambda given: ((given.store, given.embeddings), {}),
-    "search": lambda given: ((given.embeddings, given.search_engine), {}),
-    "schedule": lambda given: ((given.store,), {"timezone": given.timezone}),
-    "shell": lambda given: ((given.workspace, given.shell_runtime), {}),
-    "file": lambda given: ((given.workspace,), {}),
-    "http": lambda given: ((), {}),
-    "data": lambda given: ((given.workspace,), {}),
-    "skill": lambda given: ((given.store, given.embeddings), {}),
+NEEDS: Mapping[str, Callable[[BuiltinFlags, str], Arguments]] = {
+    "knowledge": lambda flags, _: ((flags.opened_store, flags.embeddings), {}),
+    "remember": lambda flags, _: ((flags.opened_store, flags.embeddings), {}),
+    "search": lambda flags, _: ((flags.embeddings, flags.search_engine), {}),
+    "schedule": lambda flags, _: ((flags.opened_store,), {"timezone": flags.timezone}),
+    "shell": lambda flags, backend: ((flags.folder, shell_runtime(backend)), {}),
+    "file": lambda flags, _: ((flags.folder,), {}),
+    "http": lambda flags, _: ((), {}),
+    "data": lambda flags, _: ((flags.folder,), {}),
+    "skill": lambda flags, _: ((flags.opened_store, flags.embeddings), {}),
 }
 """What the constructor of each package gets."""
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -118,10 +118,6 @@ class RuntimeFlags:
             "--record-config", metavar="FILE", help="Settings of the record as TOML: value_bytes, keep_s, key, ..."
         ),
     ] = None
-    otel: Annotated[
-        Literal["otlp", "console"] | None,
-        typer.Option("--otel", help="Export OpenTelemetry spans; OTEL_ variables configure otlp."),
-    ] = None
 
     def options(self, builtins: BuiltinFlags) -> dict[str, Any]:
         """Return the keyword arguments for `Runtime`.
@@ -158,14 +154,13 @@ class RuntimeFlags:
 
     def _record(self) -> Any:
         file = record_path(self.record)
-        if self.otel is None and self.record_config is None:
+        if self.record_config is None:
             return file
         if file is None:
-            raise UsageError(f"--{'record-config' if self.otel is None else 'otel'} needs --record FILE")
-        from toolcell.audit import AuditLog, SpanSink
+            raise UsageError("--record-config needs --record FILE")
+        from toolcell.audit import AuditLog
 
-        sinks = [SpanSink.exporting(self.otel)] if self.otel is not None else ()
-        return AuditLog(file, config=record_config(self.record_config), sinks=sinks)
+        return AuditLog(file, config=record_config(self.record_config))
 
     def _backend(self, options: dict[str, Any]) -> Any:
         if self.image is None and self.runtime is None:

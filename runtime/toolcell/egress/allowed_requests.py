@@ -14,7 +14,7 @@ from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import LIMIT, refused
 from toolcell.egress.overrides import check_override, destinations
 from toolcell.egress.request import HttpRequest, filled_body, secret_names, sent_headers
-from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
+from toolcell.egress.resolver import Resolver, SystemResolver, checked_addresses
 from toolcell.egress.rules import Allow, RuleBook
 from toolcell.egress.urls import Target
 from toolcell.errors import ToolError
@@ -28,8 +28,7 @@ class AllowedRequests:
         """`resolver`: looks up hosts; None for the system's."""
         self.rules, self._secrets, self.resolver = rules, secrets, resolver
         self._book = RuleBook(rules)
-        self.addresses: AddressRules = self._book
-        """Decides which addresses the hosts of the rules may have."""
+        self.check_address = self._book.check_address
         self.echoes = Echoes(secrets)
         """Finds its secrets."""
         self._paces = [TokenBucket(1 / rule.rate, max(1.0, rule.rate)) if rule.rate else None for rule in rules]
@@ -105,8 +104,8 @@ class AllowedRequests:
         Raises:
             ToolError: an address is refused, or the host is not known.
         """
-        return await checked_addresses(self._book, self.resolver or SystemResolver(), target.host, target.port)
+        return await checked_addresses(self.check_address, self.resolver or SystemResolver(), target.host, target.port)
 
     def network(self, connections: anyio.CapacityLimiter) -> GuardedBackend:
         """Return what connects to the addresses that the rules allow. `connections`: how many there may be."""
-        return GuardedBackend(self._book, self.resolver, connections)
+        return GuardedBackend(self.check_address, self.resolver, connections)

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from toolcell.egress.resolver import AddressRules, Resolver, SystemResolver, checked_addresses
+from toolcell.egress.resolver import CheckAddress, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.streams import AnswerStream, TcpStream, httpcore, httpx
 
 
@@ -29,10 +29,10 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Opens every connection of a transport, and only to addresses that the rules allow."""
 
     def __init__(
-        self, policy: AddressRules, resolver: Resolver | None, connections: anyio.CapacityLimiter | None = None
+        self, check: CheckAddress, resolver: Resolver | None, connections: anyio.CapacityLimiter | None = None
     ) -> None:
         """`resolver`: None for the system's. `connections`: how many there may be, with those of others."""
-        self._policy = policy
+        self._check = check
         self._resolver = resolver or SystemResolver()
         self._connections = connections or anyio.CapacityLimiter(math.inf)
 
@@ -60,7 +60,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         try:
             with anyio.fail_after(timeout):
                 await self._connections.acquire_on_behalf_of(release)
-                for address in await checked_addresses(self._policy, self._resolver, host, port):
+                for address in await checked_addresses(self._check, self._resolver, host, port):
                     try:
                         return AnswerStream(await TcpStream.connect(address, port), release)
                     except OSError as exc:
@@ -89,9 +89,9 @@ class _ResponseStream(httpx.AsyncByteStream):
 class GuardedTransport(httpx.AsyncBaseTransport):
     """An httpx transport whose connections all go through `GuardedBackend`. Proxies and `.netrc` are not used."""
 
-    def __init__(self, policy: AddressRules, resolver: Resolver | None = None) -> None:
+    def __init__(self, check: CheckAddress, resolver: Resolver | None = None) -> None:
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=tls_context(), max_keepalive_connections=0, network_backend=GuardedBackend(policy, resolver)
+            ssl_context=tls_context(), max_keepalive_connections=0, network_backend=GuardedBackend(check, resolver)
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

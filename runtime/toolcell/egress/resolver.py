@@ -6,7 +6,7 @@ A name that has another address a moment later (DNS rebinding) changes nothing.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -38,16 +38,8 @@ class Resolver(Protocol):
         ...
 
 
-class AddressRules(Protocol):
-    """Decides about the addresses of hosts."""
-
-    def check_address(self, host: str, address: IPAddress) -> None:
-        """Check an address of `host`.
-
-        Raises:
-            ToolError: nobody connects to it.
-        """
-        ...
+CheckAddress = Callable[[str, IPAddress], None]
+"""Raises a ToolError when nobody connects to this address of a host."""
 
 
 class SystemResolver:
@@ -93,7 +85,7 @@ class SystemResolver:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found.result()))
 
 
-async def checked_addresses(rules: AddressRules, resolver: Resolver, host: str, port: int) -> list[str]:
+async def checked_addresses(check: CheckAddress, resolver: Resolver, host: str, port: int) -> list[str]:
     """Return the addresses to try. One refused address refuses the host: it is what an attacker would add.
 
     Raises:
@@ -108,5 +100,5 @@ async def checked_addresses(rules: AddressRules, resolver: Resolver, host: str, 
         raise ToolError(f"the host {host} has no address", code="unavailable", retryable=True)
     for address in addresses:
         assert address is not None
-        rules.check_address(host, address)
+        check(host, address)
     return [str(address) for address in addresses][:MAX_ADDRESSES]

@@ -263,8 +263,8 @@ class Fetcher:
             yield self._transport
             return
         egress = self._egress
-        rules = self.policy if egress is None else egress.allowed.addresses
-        transport = GuardedTransport(rules, self._resolver or (None if egress is None else egress.allowed.resolver))
+        check = self.policy.check_address if egress is None else egress.allowed.check_address
+        transport = GuardedTransport(check, self._resolver or (None if egress is None else egress.allowed.resolver))
         try:
             with quiet_loggers(*_TELLING):
                 yield transport

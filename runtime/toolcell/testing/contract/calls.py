@@ -52,20 +52,27 @@ calls_cases.value(
 )
 
 
-@calls_cases
-async def from_tasks_and_threads(harness: BackendHarness) -> None:
-    """Calls from tasks and from threads of the script run at the same time."""
-    tasks = """
+calls_cases.value(
+    "from_tasks",
+    "Calls from tasks of the script run at the same time.",
+    """
 import asyncio
 set_result(await asyncio.gather(*(call_tool_async("meet", name="tasks", size=4) for _ in range(4))))
-"""
-    expect_equal(await harness.value(tasks), [4] * 4, "the answers of tasks")
-    threads = """
+""",
+    [4] * 4,
+)
+
+
+calls_cases.value(
+    "from_threads",
+    "Calls from threads of the script run at the same time.",
+    """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(4) as pool:
     set_result(list(pool.map(lambda _: call_tool("meet", name="threads", size=4), range(4))))
-"""
-    expect_equal(await harness.value(threads), [4] * 4, "the answers of threads")
+""",
+    [4] * 4,
+)
 
 
 @calls_cases

@@ -162,54 +162,36 @@ async def check_backend(
     probe = make_backend()
     lacks = contract_lacks(probe, skip)
     lines: list[CaseResult] = []
-    async with _Harnesses(make_backend) as harnesses:
+    async with AsyncExitStack() as stack:
+        harnesses = [await stack.enter_async_context(BackendHarness(make_backend))]
         for case in _select(only):
             if case.name in lacks:
                 line = CaseResult(case.name, case.description, "skipped", lacks[case.name])
             else:
-                line = await _run_case(case, harnesses)
+                line = await _run_case(case, make_backend, stack, harnesses)
             lines.append(line)
             if on_result is not None:
                 on_result(line)
     return ContractReport(probe.name, tuple(lines))
 
 
-class _Harnesses:
-    """One harness for all cases, and a new one after each failure, so that one fault is reported once."""
-
-    def __init__(self, make_backend: MakeBackend) -> None:
-        self._make_backend = make_backend
-        self._stack = AsyncExitStack()
-        self._harness: BackendHarness | None = None
-
-    async def __aenter__(self) -> _Harnesses:
-        await self.get()
-        return self
-
-    async def get(self) -> BackendHarness:
-        if self._harness is None:
-            self._harness = await self._stack.enter_async_context(BackendHarness(self._make_backend))
-        return self._harness
-
-    async def discard(self) -> None:
-        self._harness = None
-        await self._stack.aclose()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.discard()
-
-
-async def _run_case(case: Case, harnesses: _Harnesses) -> CaseResult:
+async def _run_case(
+    case: Case, make_backend: MakeBackend, stack: AsyncExitStack, harnesses: list[BackendHarness]
+) -> CaseResult:
+    """Run a case on the harness that all have, which `stack` closes. After a failure, the next case gets a new one."""
     began = time.perf_counter()
     problem = ""
     try:
-        await case.run(await harnesses.get())
+        if not harnesses:
+            harnesses.append(await stack.enter_async_context(BackendHarness(make_backend)))
+        await case.run(harnesses[0])
     except Exception as exc:
         problem = _one_line(exc)
     seconds = time.perf_counter() - began
     if problem:
+        harnesses.clear()
         try:
-            await harnesses.discard()
+            await stack.aclose()
         except Exception as exc:
             problem += f"; then closing it failed: {_one_line(exc)}"
     return CaseResult(case.name, case.description, "failed" if problem else "passed", problem, seconds)

@@ -106,18 +106,29 @@ time.sleep(20)"""
 )
 
 
-@limits_cases
-async def processes(harness: BackendHarness) -> None:
-    """`processes` limits children and threads together; a script below the limit succeeds."""
-    await _limited(harness, FORKS.format(count=40, wait=8), Outcome.PROCESS_LIMIT, "processes", processes=12)
-    fine = """
+limits_cases.ends(
+    "processes",
+    "`processes` limits children and threads together.",
+    [FORKS.format(count=40, wait=8)],
+    Outcome.PROCESS_LIMIT,
+    limit="processes",
+    processes=12,
+)
+
+
+limits_cases.value(
+    "fewer_processes",
+    "A script below the limit of `processes` succeeds.",
+    """
 import threading
 threads = [threading.Thread(target=print) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 set_result(1)
-"""
-    expect_equal(await harness.value(fine, limits=LIMITS.model_copy(update={"processes": 12})), 1, "eight threads")
+""",
+    1,
+    limits=LIMITS.model_copy(update={"processes": 12}),
+)
 
 
 @limits_cases

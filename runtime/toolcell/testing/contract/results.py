@@ -29,12 +29,21 @@ PLAIN: dict[str, Any] = {
 }
 
 
-@values_cases
-async def plain_data(harness: BackendHarness) -> None:
-    """Plain data of every kind is unchanged as an input and as a result."""
-    expect_equal(await harness.value("set_result(given)", inputs={"given": PLAIN}), PLAIN, "the result")
-    wanted = "[None, True, 7, 0.5, 'text', b'bytes', [1], {'a': 1}]"
-    expect_equal(await harness.value(f"set_result({wanted})"), eval(wanted), "the result")
+values_cases.value(
+    "plain_inputs",
+    "Plain data of every kind is unchanged as an input and as a result.",
+    "set_result(given)",
+    PLAIN,
+    inputs={"given": PLAIN},
+)
+
+
+values_cases.value(
+    "plain_results",
+    "Plain data of every kind that a script makes is unchanged as a result.",
+    "set_result([None, True, 7, 0.5, 'text', b'bytes', [1], {'a': 1}])",
+    [None, True, 7, 0.5, "text", b"bytes", [1], {"a": 1}],
+)
 
 
 @values_cases
