@@ -124,6 +124,7 @@ def test_no_text_is_much_slower_than_another(piece: str) -> None:
 # Registration
 
 
+@pytest.mark.quick
 @each_row("secret", ["", "abc", 12345, b"hunter22", None])
 def test_a_secret_that_could_not_be_hidden_is_refused_when_it_is_registered(secret: Any, tmp_path: Any) -> None:
     with pytest.raises(UsageError):

@@ -213,6 +213,13 @@ def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None
     assert "older" not in invoke("list", ledger.path, "-n", "0")[1]
 
 
+@each_row("count", [0, 1, 2])
+def test_tail_begins_with_so_many_of_the_newest_runs(filled: Ledger, count: int) -> None:
+    status, out, _ = invoke("tail", filled.path, "-n", str(count), "--json")
+
+    assert (status, len(out.splitlines())) == (0, count)
+
+
 @each_row("command", [["list"], ["tail"], ["grep", "in-"]])
 def test_a_number_that_no_database_takes_is_refused(filled: Ledger, command: list[str]) -> None:
     name, *rest = command

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from held import descriptors
 from rows import each_row
 from toolcell.builtin import beneath, workspace
 from toolcell.builtin.workspace import Glob, Workspace
@@ -180,6 +182,16 @@ def test_a_listing_follows_no_link(files: Workspace) -> None:
     assert listed["up-folder"] == listed["root"] == "link"
     assert listed["fifo"] == listed["socket"] == "other"
     assert listed["inner/deep.txt"] == "file"
+
+
+def test_nothing_that_is_looked_for_leaves_a_descriptor_open(files: Workspace) -> None:
+    paths = sorted({entry.path for entry in files.list(pattern="**").entries} | {"nothing", "notes.txt/below"})
+    before = descriptors()
+    for path in paths:
+        for use in (files.list, files.read, files.delete):
+            with suppress(ToolError):
+                use(path)
+    assert descriptors() - before == {}
 
 
 def test_links_inside_the_workspace_work(files: Workspace) -> None:

@@ -210,15 +210,19 @@ async def test_a_call_may_ask_some_questions_one_after_the_other() -> None:
     assert all("the question was not asked: " in each["error"]["message"] for each in said if "error" in each)
 
 
-async def test_there_are_no_questions_without_a_call_and_not_many_in_one() -> None:
+@pytest.mark.quick
+async def test_there_are_no_questions_before_or_after_a_call_and_not_many_in_one() -> None:
     questions = requests.Questions()
-    with pytest.raises(requests.Refused, match="no call"):
-        await questions.ask(print)
-    with questions.during_call():
-        for _ in range(requests.MAX_QUESTIONS_OF_CALL):
-            assert await questions.ask(lambda: 1) == 1
-        with pytest.raises(requests.Refused, match="has"):
-            await questions.ask(lambda: 1)
+    for _ in range(2):
+        with pytest.raises(requests.Refused, match="no call"):
+            await questions.ask(print)
+        with questions.during_call():
+            for _ in range(requests.MAX_QUESTIONS_OF_CALL):
+                assert await questions.ask(lambda: 1) == 1
+            with pytest.raises(requests.Refused, match="has"):
+                await questions.ask(lambda: 1)
+        with questions.during_call():
+            """What this one does not ask, the next may not ask besides its own."""
 
 
 async def test_threads_that_nobody_waits_for_any_more_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

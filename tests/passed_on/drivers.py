@@ -90,10 +90,7 @@ async def saved_script_twice(office: Office, order: Order) -> Came:
 
 async def plan(office: Office, order: Order) -> Came:
     """A plan: its steps one after the other; Python runs in a saved script."""
-    wanted = [*order.calls]
-    if order.code:
-        office.registry.save_script("inner", order.code)
-        wanted.append(("inner", {}))
+    wanted = _with_code(office, order, order.calls)
     async with opened(office, order) as runtime:
         rows = await runtime.execute_plan(steps(wanted), context=order.run(limits=order.limits))
         return await ended(order, Came(rows, of_steps(rows), lambda: runtime.revert(rows), (rows,)))
@@ -112,6 +109,14 @@ def of_steps(rows: Any) -> list[Any]:
     return [["ok" if row["status"] == "ok" else "failed", row.get("result", row.get("error"))] for row in rows]
 
 
+def _with_code(office: Office, order: Order, wanted: Calls) -> Calls:
+    """Add the call of a saved script to calls, if Python is to run."""
+    if not order.code:
+        return wanted
+    office.registry.save_script("inner", order.code)
+    return [*wanted, ("inner", {})]
+
+
 def replies(wanted: Calls) -> list[Any]:
     """Return what a model says to make calls, one in each turn."""
     return [*(calls((name, args)) for name, args in wanted), "done"]
@@ -123,37 +128,24 @@ def of_messages(messages: Any) -> list[Any]:
 
 async def agent(office: Office, order: Order) -> Came:
     """Calls that an agent's model makes."""
-    wanted = [*order.calls]
-    if order.code:
-        office.registry.save_script("inner", order.code)
-        wanted.append(("inner", {}))
-    async with opened(office, order) as runtime:
-        model = ScriptedModel(replies(wanted))
-        one = Agent(model, tools=office.registry, code_execution=runtime)
-        result = await one.run("go", context=order.run(limits=order.limits))
-        came = Came(result, of_messages(result.messages), lambda: one.revert(result), (result,), [model])
-        return await ended(order, came)
+    return await _agents_run(office, order, replies(_with_code(office, order, order.calls)))
 
 
 async def agents_script(office: Office, order: Order) -> Came:
     """A script that an agent's model writes."""
-    async with opened(office, order) as runtime:
-        model = ScriptedModel([calls(("execute_code", {"code": source(order.calls, order.code)})), "done"])
-        one = Agent(model, tools=office.registry, code_execution=runtime)
-        result = await one.run("go", context=order.run(limits=order.limits))
-        came = Came(result, of_messages(result.messages), lambda: one.revert(result), (result,), [model])
-        return await ended(order, came)
+    return await _agents_run(office, order, replies([("execute_code", {"code": source(order.calls, order.code)})]))
 
 
 async def agents_plan(office: Office, order: Order) -> Came:
     """A plan that an agent's model writes."""
-    wanted = [*order.calls]
-    if order.code:
-        office.registry.save_script("inner", order.code)
-        wanted.append(("inner", {}))
+    wanted = _with_code(office, order, order.calls)
+    return await _agents_run(office, order, replies([("execute_plan", {"steps": steps(wanted)})]), plan_execution=True)
+
+
+async def _agents_run(office: Office, order: Order, said: list[Any], **options: Any) -> Came:
     async with opened(office, order) as runtime:
-        model = ScriptedModel([calls(("execute_plan", {"steps": steps(wanted)})), "done"])
-        one = Agent(model, tools=office.registry, code_execution=runtime, plan_execution=True)
+        model = ScriptedModel(said)
+        one = Agent(model, tools=office.registry, code_execution=runtime, **options)
         result = await one.run("go", context=order.run(limits=order.limits))
         came = Came(result, of_messages(result.messages), lambda: one.revert(result), (result,), [model])
         return await ended(order, came)
@@ -177,23 +169,14 @@ async def sub_agent(office: Office, order: Order) -> Came:
 async def session(office: Office, order: Order) -> Came:
     async with opened(office, order) as runtime, runtime.session(**order.bounds()) as one:
         first = await one.execute_code(source(order.first), context=order.run())
-        result = await one.execute_code(source(order.then, order.code), context=order.run(), **order.handlers)
-        came = of_script(runtime, result, first)
-        came.rows = [*(first.value or ()), *came.rows]
-        came.revert = reverting(runtime, result, first)
-        return await ended(order, came)
+        return await _gone_on(order, runtime, one, first)
 
 
 async def fork(office: Office, order: Order) -> Came:
     async with opened(office, order) as runtime, runtime.session(**order.bounds()) as one:
         first = await one.execute_code(source(order.first), context=order.run())
         async with await one.fork() as other:
-            text = source(order.then, order.code)
-            result = await other.execute_code(text, context=order.run(), **order.handlers)
-            came = of_script(runtime, result, first)
-            came.rows = [*(first.value or ()), *came.rows]
-            came.revert = reverting(runtime, result, first)
-            return await ended(order, came)
+            return await _gone_on(order, runtime, other, first)
 
 
 async def restored_session(office: Office, order: Order) -> Came:
@@ -207,10 +190,17 @@ async def restored_session(office: Office, order: Order) -> Came:
         opened(office, order, record=order.folder / "runs.db") as runtime,
         runtime.session("kept", restore=True, **order.bounds()) as one,
     ):
-        result = await one.execute_code(source(order.then, order.code), context=order.run(), **order.handlers)
-        came = of_script(runtime, result, first)
-        came.rows = [*(first.value or ()), *came.rows]
-        return await ended(order, came)
+        return await _gone_on(order, runtime, one, first, reverts=False)
+
+
+async def _gone_on(order: Order, runtime: Runtime, session: Any, first: Any, *, reverts: bool = True) -> Came:
+    """Run the second script of an order in a session."""
+    result = await session.execute_code(source(order.then, order.code), context=order.run(), **order.handlers)
+    came = of_script(runtime, result, first)
+    came.rows = [*(first.value or ()), *came.rows]
+    if reverts:
+        came.revert = reverting(runtime, result, first)
+    return await ended(order, came)
 
 
 def reverting(runtime: Runtime, *results: Any) -> Callable[[], Awaitable[Any]]:
@@ -295,10 +285,7 @@ async def _suspended_and_resumed(office: Office, order: Order, before: Runtime, 
 
 async def suspended_plan(office: Office, order: Order) -> Came:
     """A plan whose steps wait, carried on in another Runtime."""
-    wanted = [*order.first, ("agree", {}), *order.then]
-    if order.code:
-        office.registry.save_script("inner", order.code)
-        wanted.append(("inner", {}))
+    wanted = _with_code(office, order, [*order.first, ("agree", {}), *order.then])
     async with opened(office, order, record=order.folder / "runs.db") as before:
         context = order.run(limits=order.limits)
         waits = await before.execute_plan(steps(wanted), on_approval="suspend", context=context)

@@ -478,7 +478,7 @@ async def test_scripts_from_several_tasks_run_one_after_the_other(anyio_backend:
     assert sorted(seen[::2]) == list(range(8)) and seen[::2] == seen[1::2]
 
 
-async def interrupted(session: Session, source: str) -> ExecutionResult:
+async def interrupted(session: Session, source: str, limits: Limits | None = None) -> ExecutionResult:
     """Run a script, and interrupt it once it reports its progress."""
     running = anyio.Event()
 
@@ -488,7 +488,7 @@ async def interrupted(session: Session, source: str) -> ExecutionResult:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(interrupt)
-        return await session.execute_code(source, on_progress=lambda _: running.set())
+        return await session.execute_code(source, on_progress=lambda _: running.set(), limits=limits)
 
 
 @pytest.mark.parametrize("before", ["progress(1)", NOTICES_NO_SIGNAL], ids=["at once", "something has to end first"])
@@ -544,8 +544,10 @@ async def test_an_interrupt_that_is_handled_for_ever_ends_the_script(
 ) -> None:
     monkeypatch.setattr("toolcell.sessions.session.INTERRUPT_S", 0.2)
     async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
-        source = "progress(1)\nwhile True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
-        result = await interrupted(session, source)
+        source = (
+            "while True:\n    try:\n        progress(1)\n        while True: pass\n    except KeyboardInterrupt: pass"
+        )
+        result = await interrupted(session, source, limits=Limits(wall_s=10))
 
     assert result.outcome is Outcome.CANCELLED
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from toolcell import service
+
 pytestmark = pytest.mark.quick
 
 SCRIPT = """
@@ -34,6 +36,13 @@ for use in (lambda: Egress(), lambda: Egress.of_texts([]), lambda: service.Clien
     except MissingPackage as exc:
         print(exc)
 """
+
+
+def test_a_missing_module_of_toolcell_itself_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(service), "Client", raising=False)
+    monkeypatch.setitem(sys.modules, "toolcell.service.client", None)
+    with pytest.raises(ModuleNotFoundError, match=r"toolcell\.service\.client"):
+        _ = service.Client
 
 
 @pytest.mark.slow

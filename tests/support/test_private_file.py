@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from toolcell.audit import keys
 from toolcell.errors import AuditError
 from toolcell.mcp.tokens import TokenFile
-from toolcell.support.files import make_own_folder, read_regular_file
+from toolcell.support.files import make_own_folder, read_regular_file, write_file
 
 pytestmark = pytest.mark.quick
 
@@ -36,6 +37,15 @@ def test_an_own_folder_may_be_a_link_to_one(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir(0o700)
     (tmp_path / "link").symlink_to(tmp_path / "own")
     make_own_folder(tmp_path / "link")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no folder whose files may be without names")
+def test_a_file_has_no_name_before_it_is_whole() -> None:
+    """So that nothing is left of it when its process is killed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        seen = list[list[str]]()
+        write_file(Path(folder, "a"), b"12345", may_replace=lambda: seen.append(os.listdir(folder)) or True)
+        assert (seen, os.listdir(folder), Path(folder, "a").read_bytes()) == ([[]], ["a"], b"12345")
 
 
 def private(path: Path) -> None:
