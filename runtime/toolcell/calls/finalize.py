@@ -53,7 +53,6 @@ from toolcell.support.log import logger_of
 from toolcell.support.text import cut_bytes, one_line
 from toolcell_bridge.guest.pictures import picture_type
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import ToolFail
 
 _NOT_DATA = frozenset({Text, Image, File})
@@ -194,7 +193,7 @@ def failure(call_id: int, result: ToolResult) -> ToolFail:
         return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
     try:
         details = to_plain(dict(error.details), "details")
-    except (UnsendableValue, ValueError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         return unsendable(call_id, "no_result", exc)
     return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
 

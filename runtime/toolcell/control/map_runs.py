@@ -45,7 +45,6 @@ from toolcell.support.about_tables import tables_text
 from toolcell.support.checks import brief, check_count, check_kind, check_one_of
 from toolcell.support.packing import bytes_digest, pack, text_digest, unpack, value_digest
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue
 
 BEGUN, END = "map", "end"
 
@@ -245,7 +244,7 @@ def input_digest(inputs: Mapping[str, Any]) -> str:
     """
     try:
         return value_digest(to_plain(dict(inputs), "inputs"))[:16]
-    except (UnsendableValue, ValueError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         raise UsageError(str(exc)) from exc
 
 

@@ -35,7 +35,6 @@ from toolcell.support.packing import value_digest
 from toolcell.tools.plan import plan_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
-from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import ToolReturn
 
 WAITS: Final = "it waits for a decision"
@@ -105,7 +104,7 @@ class JournaledSteps(JournaledStarts):
     def _keep(self, entry: JournalEntry, result: ToolResult) -> None:
         try:
             self.journal.keep_answer(entry, _frame(entry.number, result))
-        except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
+        except (ValueError, TypeError) as exc:
             self.journal.lose(f"the result of step {entry.number - 1} cannot be recorded: {exc}")
 
 

@@ -34,7 +34,6 @@ from toolcell.journal.replay import JournalEntry, RecordedDecision
 from toolcell.results import Outcome, PendingCall
 from toolcell.support.checks import brief
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue
 
 
 def recorded(
@@ -76,7 +75,7 @@ def answer_of(decision: RecordedDecision) -> Approve | Deny | Edit:
 def _plain(value: Any, ident: str) -> Any:
     try:
         return to_plain(value, "value")
-    except (UnsendableValue, ValueError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         raise UsageError(f"the decision about {ident} cannot be recorded: {exc}") from exc
 
 

@@ -326,7 +326,7 @@ def _converted(answer: Answer) -> Answer:
         return answer
     try:
         return ToolReturn(answer.id, to_plain(answer.value, "result"))
-    except (UnsendableValue, ValueError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         return unsendable(answer.id, "no_result", exc)
 
 

@@ -20,7 +20,6 @@ from toolcell.sandbox.backend import GuestFile, Sandbox
 from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import CallTool, PutFile, RunScript
 
@@ -76,7 +75,7 @@ class Script:
         try:
             # Encoding the message checks inputs that are plain already.
             plain: Any = to_plain(dict(self.inputs), "inputs") if self.inputs else {}
-        except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
+        except (ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
             raise UsageError(str(exc)) from exc
         if len(source) > limits.frame_bytes - ROOM_BYTES:
             raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")

@@ -54,14 +54,12 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
 
-def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSpec]:
+def specs_of(tool: Any, options: Mapping[str, Any]) -> list[ToolSpec]:
     """Return the specs of every function of a tool, in whatever form it is written.
 
     Raises:
         RegistrationError: it is not a tool in any of the known ways.
     """
-    if not options:
-        return [*_specs(tool)]
     changes = dict(options)
     own = {name: changes.pop(name) for name in ("name", "description", "prepare") if name in changes}
     specs = [replace(spec, options=spec.options.changed(changes)) for spec in _specs(tool)]

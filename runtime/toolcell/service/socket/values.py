@@ -22,7 +22,7 @@ from toolcell.results import (
 )
 from toolcell.tools import ErrorCode, File, Image, Status, Text, ToolResult
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.errors import RemoteProtocolError
 
 MAX_PARTS: Final = 1_000
 """Parts and files of one result, each."""
@@ -38,7 +38,7 @@ def plain_answer(result: ToolResult) -> dict[str, Any]:
     if result.has_value:
         try:
             plain["value"] = to_plain(result.value, "result")
-        except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
+        except (ValueError, TypeError) as exc:
             return unusable(str(exc))
     flags = {"terminate": result.terminate, "silent": result.silent}
     texts = {"for_user": result.for_user, "job_id": result.job_id}
@@ -211,5 +211,5 @@ def sendable_value(value: Any, what: str) -> Any:
     """Return a value as the wire takes it, or a text that says why it cannot be sent."""
     try:
         return to_plain(value, what)
-    except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         return f"({exc})"
