@@ -70,7 +70,8 @@ class PlainServer:
             self.lines.append(line)
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             status, more, content = self.answer(line.split()[0], headers, json.loads(body) if body else None)
-            head = [f"HTTP/1.1 {status} x", "connection: close", f"content-length: {len(content)}"]
+            head = [f"HTTP/1.1 {status} x", "connection: close"]
+            head += [] if "transfer-encoding" in more else [f"content-length: {len(content)}"]
             head += [f"{name}: {value}" for name, value in more.items()]
             writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + content)
             await writer.drain()

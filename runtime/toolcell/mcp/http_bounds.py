@@ -1,24 +1,34 @@
-"""Bounds on what an MCP server answers over HTTP, before the SDK parses it: bytes, structure, lines and requests."""
+"""What an MCP server answers over HTTP: bounded, parsed here, and handed on past the SDK.
+
+The SDK would parse a message once for each kind that it may be of, in one step. It gets a stand-in, by which it knows
+that its request is answered; whoever reads from the SDK drops it.
+"""
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import httpx2
-from mcp_types import INTERNAL_ERROR
-from pydantic_core import from_json
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 
-from toolcell.mcp.http_refusals import ANSWER_LOST, error_body, explained, message_of
+from toolcell.mcp.address_guard import OF_LOGIN
+from toolcell.mcp.http_refusals import error_body, explained, message_of
 from toolcell.mcp.pace import LINE_BURST, LINES_PER_S, Pace
-from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements, let_others_run, with_whole_characters
+from toolcell.support.event_loop import TimeSlice
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Most bytes of one message of a server: a whole page of its tools, or the result of one call."""
-MEMBERS = frozenset({"result", "error", "method"})  # a message of JSON-RPC has one of them
+MAX_EVENT_LINES = 2**15
+MAX_FIELD_BYTES = 1024
+"""Of the id of an event, which is sent back to the server."""
 END_OF_SESSION_S = 2.0
 """What a server may take to say that its session is over."""
 REOPENED_S = 0.5
@@ -27,13 +37,44 @@ end."""
 
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 
+_OURS: Final = f"toolcell/{secrets.token_hex(16)}"
+"""The name of stand-ins. It differs in each process: no server can have its own messages dropped."""
+_ANSWERED: Final = error_body(0, 0, _OURS)
+_SENT: Final = json.dumps({"jsonrpc": "2.0", "method": _OURS}).encode()
+
+_TOO_LONG: Final = f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes"
+
+Taken = Awaitable[SessionMessage | Exception | None]
+Take = Callable[[bytes], Taken]
+"""Reads a message and hands it on."""
+GivenUp = Callable[[str], httpx2.ReadError]
+
+
+def is_stand_in(item: SessionMessage | Exception) -> bool:
+    """Return whether the SDK has read what stands for a message that was handed on."""
+    match item.message if isinstance(item, SessionMessage) else item:
+        case JSONRPCError(error=error):
+            return error.message == _OURS
+        case JSONRPCNotification(method=method):
+            return method == _OURS
+    return False
+
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Ends answers that are longer than a message may be, and replaces those with too much structure by an error."""
+    """Ends answers that are longer than a message may be, and hands on the messages in all others."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, name: str, note: Callable[[str], None]) -> None:
-        """`note` is told why an answer is given up that somebody waits for: calls that end with it say so."""
-        self._inner, self._note = inner, note
+    def __init__(
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        name: str,
+        note: Callable[[str], None],
+        take: Callable[[Any, bytes], Taken],
+    ) -> None:
+        """`take` reads a message and hands it on: it gets the id of the request that is answered, and the bytes.
+
+        `note` is told why an answer is given up that somebody waits for: calls that end with it say so.
+        """
+        self._inner, self._note, self._take = inner, note, take
         self._lines = Pace(name, "lines of events a second", (LINES_PER_S, LINE_BURST))
         self._next_stream = 0.0
 
@@ -54,8 +95,14 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         response = await explained(request, response, self._inner)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        kind = _Events if is_stream else _Body
-        response.stream = kind(response.stream, ident, self._lines, given_up)
+        pieces = _in_turns(response.stream)
+        if OF_LOGIN in request.extensions or response.status_code >= 400:
+            messages = _bounded(pieces, given_up)
+        elif is_stream:
+            messages = _events(pieces, self._lines, given_up, partial(self._take, ident))
+        else:
+            messages = _body(_bounded(pieces, given_up), partial(self._take, ident))
+        response.stream = ReplacedStream(messages, response.stream)
         return response
 
     def _given_up(self, ident: Any, problem: str) -> httpx2.ReadError:
@@ -67,79 +114,74 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    def __init__(
-        self, inner: httpx2.AsyncByteStream, ident: Any, lines: Pace, given_up: Callable[[str], httpx2.ReadError]
-    ) -> None:
-        """`ident`: id of the request that this answers; None when nobody waits for an answer."""
-        self._inner, self._ident, self._lines, self._given_up = inner, ident, lines, given_up
+class ReplacedStream(httpx2.AsyncByteStream):
+    """The body of an answer with other pieces than the server sent."""
 
-    def _error(self, code: int, problem: str) -> bytes | None:
-        """Return what stands in the place of an answer that cannot be used."""
-        return None if self._ident is None else error_body(self._ident, code, f"its answer {problem}")
+    def __init__(self, pieces: AsyncIterator[bytes], inner: httpx2.AsyncByteStream) -> None:
+        self._pieces, self._inner = pieces, inner
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Body(_Bounded):
-    """One message, handed on when it is there whole."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        body = bytearray()
-        async for chunk in self._inner:
-            body += chunk
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise self._given_up(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
-        whole: Any = bytes(body)
-        if await elements(whole) > MAX_ELEMENTS:
-            whole = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
-        elif not whole.strip():
-            whole = self._error(ANSWER_LOST, "is empty")
-        else:
-            whole = await with_whole_characters(whole)
-            if self._ident is not None and not _is_message(whole):
-                # The SDK would show a model what its validator says of it.
-                whole = self._error(ANSWER_LOST, "is not a message of JSON-RPC 2.0")
-        if whole:
-            await let_others_run()  # before the SDK parses it again
-            yield whole
+async def _in_turns(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield what was received. A server may send it byte by byte, and each takes 70 microseconds."""
+    turn = TimeSlice()
+    async for piece in pieces:
+        await turn.give_way()
+        yield piece
 
 
-def _is_message(body: bytes) -> bool:
-    try:
-        found = from_json(body, cache_strings="none")
-    except ValueError:
-        return False
-    return isinstance(found, dict) and not MEMBERS.isdisjoint(found)
+async def _bounded(pieces: AsyncIterable[bytes], given_up: GivenUp) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        if (size := size + len(piece)) > MAX_MESSAGE_BYTES:
+            raise given_up(_TOO_LONG)
+        yield piece
 
 
-class _Events(_Bounded):
-    """A stream of events: those with too much structure are replaced, or left out where nobody waits for them."""
+async def _body(pieces: AsyncIterable[bytes], take: Take) -> AsyncIterator[bytes]:
+    """Yield the stand-in for one message, when it is there whole."""
+    yield await _stand_in(b"".join([piece async for piece in pieces]), take)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        rest = bytearray()
-        async for chunk in self._inner:
-            await self._lines.wait(chunk.count(b"\n") + chunk.count(b"\r"))
-            seen = max(0, len(rest) - 3)
-            rest += chunk
-            ends = [each.end() for each in _BLANK_LINE.finditer(rest, seen)]
-            whole = bytes(rest[: ends[-1]]) if ends else b""
-            del rest[: len(whole)]
-            if len(rest) > MAX_MESSAGE_BYTES:  # the SDK has the same bound, and says so
-                whole, rest = whole + bytes(rest), bytearray()
-                yield whole
-            elif at_most(whole) <= MAX_ELEMENTS:
-                if whole:
-                    yield await with_whole_characters(whole)
-            else:
-                for start, end in zip([0, *ends], ends, strict=False):
-                    yield await self._fitting(whole[start:end])
-        if rest:
-            yield await self._fitting(bytes(rest))
 
-    async def _fitting(self, event: bytes) -> bytes:
-        if await elements(event) <= MAX_ELEMENTS:
-            return await with_whole_characters(event)
-        error = self._error(INTERNAL_ERROR, f"cannot be used: {TOO_MANY}")
-        return b"event: message\ndata: " + error + b"\n\n" if error is not None else b"\n"
+async def _events(pieces: AsyncIterable[bytes], lines: Pace, given_up: GivenUp, take: Take) -> AsyncIterator[bytes]:
+    """Yield a stream of events with stand-ins for their messages."""
+    rest = bytearray()
+    async for piece in pieces:
+        await lines.wait(piece.count(b"\n") + piece.count(b"\r"))
+        seen, start = max(0, len(rest) - 3), 0
+        rest += piece
+        for end in [each.end() for each in _BLANK_LINE.finditer(rest, seen)]:
+            event, start = bytes(rest[start:end]), end
+            if event.count(b"\n") + event.count(b"\r") > MAX_EVENT_LINES:
+                raise given_up(f"the server sent an event of more than {MAX_EVENT_LINES} lines")
+            yield await _event(event, take)
+        del rest[:start]
+        if len(rest) > MAX_MESSAGE_BYTES:
+            raise given_up(_TOO_LONG)
+
+
+async def _event(event: bytes, take: Take) -> bytes:
+    name, data, kept = b"", list[bytes](), list[bytes]()
+    for line in event.removeprefix(codecs.BOM_UTF8).splitlines():
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.strip()
+        elif field in (b"id", b"retry") and len(line) <= MAX_FIELD_BYTES:
+            kept.append(line)
+    if name in (b"", b"message") and data:
+        message = b"\n".join(data)
+        kept.append(b"data: " + (await _stand_in(message, take) if message else b""))
+    return b"\n".join([*kept, b"", b""])
+
+
+async def _stand_in(message: bytes, take: Take) -> bytes:
+    item = await take(message)
+    is_answer = isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse | JSONRPCError)
+    return _ANSWERED if is_answer else _SENT

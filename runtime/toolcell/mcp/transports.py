@@ -15,7 +15,16 @@ import shutil
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +56,7 @@ from toolcell.egress.urls import parse_url
 from toolcell.errors import McpServerError, ToolError
 from toolcell.mcp.address_guard import LoginTransport, send_to
 from toolcell.mcp.broken_tools import ToolPages
-from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
+from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport, ReplacedStream, is_stand_in
 from toolcell.mcp.http_refusals import ANSWER_LOST, NOT_A_MESSAGE
 from toolcell.mcp.login import Login
 from toolcell.mcp.structure import (
@@ -170,28 +179,21 @@ def without_secrets(response: httpx2.Response, echoes: Echoes) -> httpx2.Respons
     return httpx2.Response(
         response.status_code,
         headers=[each for each in headers if each[0].lower() != "content-length"],
-        stream=_Cleaned(response.stream, echoes),
+        stream=ReplacedStream(_cleaned(response.stream, echoes), response.stream),
         extensions=response.extensions,
     )
 
 
-class _Cleaned(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, echoes: Echoes) -> None:
-        self._inner, self._echoes = inner, echoes
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        held = b""
-        async for piece in self._inner:
-            data = self._echoes.clean(held + piece)
-            ends = len(data) - self._echoes.held_back(data)
-            held = data[ends:]
-            if ends:
-                yield data[:ends]
-        if held:
-            yield held
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+async def _cleaned(pieces: AsyncIterable[bytes], echoes: Echoes) -> AsyncIterator[bytes]:
+    held = b""
+    async for piece in pieces:
+        data = echoes.clean(held + piece)
+        ends = len(data) - echoes.held_back(data)
+        held = data[ends:]
+        if ends:
+            yield data[:ends]
+    if held:
+        yield held
 
 
 STOP_S = 2.0
@@ -370,9 +372,8 @@ OF_SERVER = -1_000_000
 """Added to such a code of a server."""
 
 
-_LOST = ("SSE stream ", "Unexpected content type: ", "server answered a request with 202 ")
-_UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
-"""How the SDK's errors begin for an answer that did not come, or is none. A server that says the same gains nothing."""
+_LOST = ("SSE stream ", "server answered a request with 202 ")
+"""How the SDK's errors begin for an answer that did not come. A server that says the same gains nothing."""
 
 
 def _mended(item: SessionMessage) -> SessionMessage | Exception:
@@ -387,9 +388,8 @@ def _mended(item: SessionMessage) -> SessionMessage | Exception:
         if count_values(params, MAX_ASKED_ELEMENTS) > MAX_ASKED_ELEMENTS:
             return Unread(f"its params hold more than {MAX_ASKED_ELEMENTS} values", ident)
         return Unread(TOO_MANY_CHECKED, ident) if has_too_many(params) else item
-    elif message.error.message.startswith((*_LOST, *_UNREADABLE)):
-        said = NOT_A_MESSAGE if message.error.message.startswith(_UNREADABLE) else message.error.message
-        message.error.code, message.error.message = ANSWER_LOST, said
+    elif message.error.message.startswith(_LOST):
+        message.error.code = ANSWER_LOST
     elif message.error.code in SDK_CODES:
         message.error.code += OF_SERVER
     return item
@@ -399,7 +399,7 @@ def _failed_answer(line: bytes) -> SessionMessage | None:
     """Return an error in place of an answer that is none, if it says which request it is about: nobody waits for it."""
     if at_most(line) > MAX_CHECKED or len(line) > MAX_PARSED_AGAIN:
         ident = None if _asks(line) else _ident_at_ends(line)
-        return None if ident is None else _error(ident, NOT_A_MESSAGE)
+        return None if ident is None else _error(ident, NOT_A_MESSAGE, ANSWER_LOST)
     try:
         found = json.loads(line.decode("utf-8", "replace"), parse_int=lambda text: int(text[: MAX_ID_DIGITS + 1]))
     except (ValueError, RecursionError):
@@ -407,11 +407,11 @@ def _failed_answer(line: bytes) -> SessionMessage | None:
     ident = found.get("id") if isinstance(found, dict) and "method" not in found else None
     if not isinstance(ident, int | str) or isinstance(ident, bool):
         return None
-    return _error(ident, NOT_A_MESSAGE)
+    return _error(ident, NOT_A_MESSAGE, ANSWER_LOST)
 
 
-def _error(ident: int | str, text: str) -> SessionMessage:
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=ErrorData(code=INTERNAL_ERROR, message=text)))
+def _error(ident: int | str, text: str, code: int = INTERNAL_ERROR) -> SessionMessage:
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=ErrorData(code=code, message=text)))
 
 
 async def _stop(process: Process) -> None:
@@ -454,22 +454,51 @@ class HttpTransport:
         sender: httpx2.AsyncBaseTransport = ProxyTransport()
         if egress is not None:
             sender = AllowedTransport(egress)
-        transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host, self._note)
+        transport: httpx2.AsyncBaseTransport = BoundedTransport(sender, self.host, self._note, self._take)
         if self._login is not None:
             self._login.begin_connection()
             transport = LoginTransport(transport, self._login.guard if egress is None else None)
         headers = self._headers | {"accept-encoding": "identity"}
+        self._items, items = anyio.create_memory_object_stream[Item](0)
         async with (
+            self._items,
+            items,
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
+            anyio.create_task_group() as tasks,
             bounded(
-                ((item, 0) async for item in read),
+                (each async for each in items),
                 lambda message, _: write.send(message),
                 Traffic(self.host, self.listing),
                 self._give_up,
             ) as streams,
         ):
-            yield streams
+            tasks.start_soon(self._hand_on, read)
+            try:
+                yield streams
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _hand_on(self, read: AsyncIterable[SessionMessage | Exception]) -> None:
+        """Hand on what the SDK itself says of its requests."""
+        async with self._items:
+            async for item in read:
+                if not is_stand_in(item):
+                    await self._items.send((item, 0))
+
+    async def _take(self, ident: Any, data: bytes) -> SessionMessage | Exception | None:
+        """Read a message, and hand it on. `ident`: of the request that it answers; None where nobody waits for it."""
+        item = await _message(data)
+        if ident is not None and item is None:
+            item = _error(ident, "its answer is empty", ANSWER_LOST)
+        elif ident is not None and isinstance(item, Unread):
+            item = item if item.ident is not None else _error(ident, f"its answer cannot be used: {item}")
+        elif ident is not None and isinstance(item, Exception):
+            item = _error(ident, NOT_A_MESSAGE, ANSWER_LOST)
+        if item is not None:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._items.send((item, len(data)))
+        return item
 
     def _note(self, problem: str) -> None:
         self.problem = problem
