@@ -30,6 +30,7 @@ PRIVATE_NAMES: dict[str, dict[str, str]] = {
     "toolcell.sandbox.docker.container": {"_response": "docker docker/types/daemon.py"},
     "toolcell.sandbox.process.root_filesystem": {"_base_executable": "python venv/__init__.py"},
     "toolcell.support.daemon_threads": {"_daemonic": "python threading.py"},
+    "toolcell.support.event_loop": {"_parent_cancel_requested": "python asyncio/taskgroups.py"},
     "toolcell.support.waiting_threads": {"anyio._core._eventloop": "anyio anyio/_core/_eventloop.py"},
 }
 """By module of ours: each name, and the release and file in which it stands."""

@@ -14,9 +14,12 @@ import anyio.lowlevel
 import pytest
 
 from rows import each_row
+from toolcell import Outcome, PoolConfig, Runtime
 from toolcell.calls.call import Block, Hook, Override, Rewrite, Substitute
 from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.testing import FakeBackend, ScriptedCall
 from toolcell.tools import Feature, Origin, RunContext, ToolContext, ToolRegistry, ToolResult
+from toolcell_bridge.wire.messages import Done, Log
 
 pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
 
@@ -112,6 +115,53 @@ async def test_a_slip_in_a_tools_own_type_ends_its_call_alone(slip: str) -> None
 
     assert bad.is_error
     assert right.text == "fine"
+
+
+async def contained_failure(*args: Any) -> None:
+    """Have a task of a group fail while the group waits for another one, and contain that."""
+
+    async def fail() -> None:
+        raise ValueError("in a task of the group")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(60))
+            group.create_task(fail())
+    except* ValueError:
+        pass
+
+
+@pytest.mark.parametrize("place", ["tool", "hook", "middleware", "on_log"])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_failed_task_group_of_an_author_does_not_cancel_the_run(place: str) -> None:
+    registry = ToolRegistry()
+
+    async def work() -> str:
+        """Wait for a moment, and be done."""
+        if place == "tool":
+            await contained_failure()
+        await anyio.lowlevel.checkpoint()
+        return "done"
+
+    async def around(call: Any, proceed: Any) -> ToolResult:
+        await contained_failure()
+        result: ToolResult = await proceed()
+        return result
+
+    registry.add(work)
+    if place == "hook":
+        registry.add_hook(before=contained_failure)
+    if place == "middleware":
+        registry.add_middleware(around)
+    guest = [Log(1, "begun"), ScriptedCall("work"), ScriptedCall("work"), Done(True, None)]
+    backend = FakeBackend(guest)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=1), allow_unisolated=True) as runtime:
+        result = await runtime.execute_code("play", on_log=contained_failure if place == "on_log" else None)
+
+    assert (result.outcome, [call.status for call in result.calls]) == (Outcome.OK, ["ok", "ok"])
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 @pytest.mark.conforms("G-b3")

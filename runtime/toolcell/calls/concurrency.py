@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ import anyio.lowlevel
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import AbandonedThread
 from toolcell.support import daemon_threads, waiting_threads
-from toolcell.support.event_loop import call_soon, is_asyncio
+from toolcell.support.event_loop import SteppedCoroutine, call_soon, is_asyncio
 from toolcell.support.waiting_threads import WaitingThreads
 
 
@@ -155,6 +155,8 @@ place."""
 
 async def maybe_await(value: Any) -> Any:
     """Return `value`, awaited if it can be: hooks and callbacks may be either kind of function."""
+    if isinstance(value, Coroutine):
+        return await SteppedCoroutine(value)
     return await value if inspect.isawaitable(value) else value
 
 

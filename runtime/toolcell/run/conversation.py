@@ -43,7 +43,7 @@ from toolcell.run.output import RunOutput
 from toolcell.run.run import Run, Script
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample, profile_of
 from toolcell.support import daemon_threads, event_loop
-from toolcell.support.event_loop import BegunCoroutine
+from toolcell.support.event_loop import SteppedCoroutine
 from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import Part
@@ -374,7 +374,7 @@ class Conversation:
                 else:
                     calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(BegunCoroutine(work, waits_for))
+                    answer = await self._answer(SteppedCoroutine(work, waits_for))
                     break
                 call = None
         if call is not None:

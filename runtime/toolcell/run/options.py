@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Literal, TypedDict, get_args
 import anyio
 
 from toolcell.calls.call import CallableTools, RunContext
+from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.placeholders import DryRun
 from toolcell.config import CheckTypes, Limits, LintProfile, OnApproval, check_types_of
 from toolcell.errors import UsageError
@@ -92,7 +93,7 @@ class Callbacks:
             try:
                 with anyio.CancelScope() as self._hearing:
                     while self.unheard and self.failure is None:
-                        await self.unheard.popleft()
+                        await maybe_await(self.unheard.popleft())
             except BaseException as exc:  # also a class of the caller's own: this may be a task of the monitor
                 if _is_cancellation(exc):
                     raise

@@ -196,10 +196,17 @@ class ChangeEvent:
 Answer = TypeVar("Answer")
 
 
-class BegunCoroutine(Generic[Answer]):
-    """Awaits the rest of such a coroutine. In the same task: cancel scopes that it has entered belong to that."""
+_NOT_BEGUN = object()
 
-    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any, context: Context | None = None) -> None:
+
+class SteppedCoroutine(Generic[Answer]):
+    """Awaits a coroutine of somebody else's, whose groups of asyncio leave no request behind (`take_back_request`), or
+    the rest of one. In the same task: cancel scopes that it has entered belong to that.
+    """
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Answer], waits_for: Any = _NOT_BEGUN, context: Context | None = None
+    ) -> None:
         """`waits_for`: what its first `send(None)` returned. `context`: its own, in which it was begun."""
         self._work = work
         self._waits_for = waits_for
@@ -210,8 +217,9 @@ class BegunCoroutine(Generic[Answer]):
         while True:
             try:
                 try:
-                    sent = yield waits_for
+                    sent = None if waits_for is _NOT_BEGUN else (yield waits_for)
                 except BaseException as exc:
+                    take_back_request(work, exc)
                     waits_for = run(work.throw, exc)
                 else:
                     waits_for = run(work.send, sent)
@@ -222,6 +230,24 @@ class BegunCoroutine(Generic[Answer]):
 
 def _call(step: Callable[[Any], Any], sent: Any) -> Any:
     return step(sent)
+
+
+def take_back_request(work: Any, exc: BaseException) -> None:
+    """Take back the cancellation that a group of asyncio has asked for, when `exc` is to be thrown into `work` for it.
+
+    Before Python 3.13 a group that waits for its tasks when one of them fails cancels its own task and never takes that
+    back. No cancel scope that this task is in, or enters later, keeps its own cancellation to itself after that: with
+    the end of the call, whoever has asked for the run would be cancelled.
+    """
+    task = asyncio.current_task() if sys.version_info < (3, 13) and isinstance(exc, asyncio.CancelledError) else None
+    while task is not None and work is not None:
+        if getattr(work, "cr_code", None) is _GROUP_END and work.cr_frame.f_locals["self"]._parent_cancel_requested:
+            work.cr_frame.f_locals["self"]._parent_cancel_requested = False  # the group does not look at this again
+            task.uncancel()
+        work = getattr(work, "cr_await", None)
+
+
+_GROUP_END = asyncio.TaskGroup.__aexit__.__code__
 
 
 async def end_signals() -> AsyncIterator[int]:

@@ -88,7 +88,7 @@ from toolcell.calls.values import (
 from toolcell.errors import AuditError, ToolAbort, ToolError
 from toolcell.support import daemon_threads
 from toolcell.support.checks import did_you_mean
-from toolcell.support.event_loop import BegunCoroutine, TimeSlice, clock
+from toolcell.support.event_loop import SteppedCoroutine, TimeSlice, clock, take_back_request
 from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.spec import Middleware, RegisteredTool, RegistryState, permits_all
 from toolcell_bridge.wire.tables import TABLES
@@ -678,7 +678,7 @@ async def _wrapped(
     wrap: Middleware, context: ToolContext, proceed: Callable[[], Coroutine[Any, Any, ToolResult]]
 ) -> ToolResult:
     try:
-        value = await wrap(context.call, proceed)
+        value = await maybe_await(wrap(context.call, proceed))
         if not holds_much(value):
             return as_result(value, requires_result=True)
         with context.untimed():
@@ -763,6 +763,7 @@ def _step_by_step(
                 answer = yield waiting_for
             except BaseException as exc:
                 context.is_closing = isinstance(exc, GeneratorExit)
+                take_back_request(coroutine, exc)
                 waiting_for = coroutine.throw(exc)
             else:
                 waiting_for = coroutine.send(answer)
@@ -994,7 +995,7 @@ async def together(perform: Callable[[Item], Coroutine[Any, Any, None]], ready: 
                     except StopIteration:
                         continue
                     group.start_soon(go_on)
-                    await BegunCoroutine(work, waits_for, context)
+                    await SteppedCoroutine(work, waits_for, context)
 
             await go_on()
     except BaseExceptionGroup as failures:
