@@ -877,6 +877,19 @@ def test_a_run_that_needs_another_zygote_starts_none_too_early_and_keeps_none() 
     assert children() == before
 
 
+def test_a_cache_that_cannot_be_had_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolcell", "run", "-c", "1"],
+        env={**os.environ, "XDG_CACHE_HOME": "/dev/null"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == exits.UNAVAILABLE
+    assert done.stderr.startswith("package error: cannot use /dev/null/toolcell as the package cache")
+    assert done.stderr.count("\n") == 1
+
+
 def test_commands_that_run_no_script_at_once_import_no_sandbox_for_their_help() -> None:
     program = (
         "import sys\nfrom toolcell.cli import build\nfor name in ('mcp', 'serve'): build([name])\n"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -392,6 +393,16 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / ".cache" / "toolcell"
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_a_user_without_a_home_has_the_cache_among_the_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_cache_dir() == tmp_path / f"toolcell-cache-{os.geteuid()}"
 
 
 @pytest.mark.slow

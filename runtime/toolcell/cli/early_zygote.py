@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from toolcell.config import Limits, Policy
-from toolcell.errors import SandboxUnavailable
+from toolcell.errors import ToolcellError
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import AutoBackend
@@ -33,7 +33,7 @@ def start(arguments: Sequence[str]) -> None:
         from toolcell.sandbox.process import AutoBackend
 
         backend = AutoBackend(**SETTINGS)
-        with suppress(OSError, SandboxUnavailable):  # the Runtime says what is missing
+        with suppress(OSError, ToolcellError):  # the Runtime says what is missing
             backend.spawn()
             _started.append(backend)
 

@@ -30,13 +30,14 @@ def default_cache_dir() -> Path:
     A user of a container often has no home that can be written; then it is in the directory for temporary files.
     """
     usual = platformdirs.user_cache_path("toolcell", appauthor=False)
-    above = next(path for path in (usual, *usual.parents) if path.exists())
-    if os.environ.get("XDG_CACHE_HOME") or os.access(above, os.W_OK):
-        return usual
-    try:
-        return Path(tempfile.gettempdir()) / f"toolcell-cache-{os.geteuid()}"
-    except OSError:  # nothing here can be written; the error that follows says so
-        return usual
+    if not os.environ.get("XDG_CACHE_HOME"):
+        with suppress(OSError):  # the home may be none at all, such as /dev/null
+            make_private_folder(usual)
+            if os.access(usual, os.W_OK):
+                return usual
+        with suppress(OSError):  # if nothing here can be written, the error that follows says so
+            return Path(tempfile.gettempdir()) / f"toolcell-cache-{os.geteuid()}"
+    return usual
 
 
 def entry_key(facts: Sequence[object]) -> str:
