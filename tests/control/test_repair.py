@@ -9,7 +9,7 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, UsageError
-from toolcell.agents.agent import RepairingScripts
+from toolcell.agents.agent import repairing
 from toolcell.run import calls
 from toolcell.tools import Approve
 
@@ -205,11 +205,11 @@ def test_a_call_that_waited_and_was_then_made_is_not_made_again_by_a_repair(
 def test_a_script_that_could_not_begin_does_not_end_the_repair(effects: Effects) -> None:
     async def main() -> ExecutionResult:
         async with Runtime(effects.registry, pool=PoolConfig(warm=1)) as runtime:
-            repairing = RepairingScripts(runtime.journals, runtime.execute_code)
-            await repairing.execute_code("call_tool('write', text='a')\n1/0")
+            execute = repairing(runtime.journals, runtime.execute_code)
+            await execute("call_tool('write', text='a')\n1/0")
             with pytest.raises(UsageError):
-                await repairing.execute_code("1", inputs={"no name": 1})
-            return await repairing.execute_code("call_tool('write', text='a')")
+                await execute("1", inputs={"no name": 1})
+            return await execute("call_tool('write', text='a')")
 
     result = anyio.run(main)
     assert result.ok and effects.made == [["write", "a"]]

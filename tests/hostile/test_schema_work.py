@@ -40,7 +40,7 @@ from toolcell.support.host_work import HostWork
 from toolcell.support.vocabulary import words
 from toolcell.tools import RunContext, ToolDefinition
 from toolcell.tools.pipeline import check_arguments
-from toolcell.tools.stubs import is_identifier, python_stub
+from toolcell.tools.stubs import is_identifier, python_stubs
 
 pytestmark = [pytest.mark.quick, pytest.mark.anyio]
 
@@ -321,7 +321,7 @@ def test_whoever_reads_a_type_looks_at_each_part_a_few_times_however_often_it_is
     returned = ToolResult(parts=(Text('{"a": 1}'),))
     arguments = ToolDefinition("tool", "A tool under test.", {"type": "object", "properties": {"x": schema}, **schema})
     assert calls(lambda: may_be_data(ToolOptions(returns=schema), returned)) < 1_000 * MANY
-    assert calls(lambda: python_stub(arguments, schema)) < 1_000 * MANY
+    assert calls(lambda: python_stubs([(arguments, schema)])) < 1_000 * MANY
 
 
 MARKS = "a" + "\u0300\u0323" * 50_000

@@ -17,7 +17,7 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import CodeRuntime, ToolDefinition, ToolRegistry
 from toolcell.tools.code import CodeTool
-from toolcell.tools.stubs import python_stub, python_stubs
+from toolcell.tools.stubs import python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
@@ -120,7 +120,7 @@ def test_stubs_are_typed_python_with_records_and_choices() -> None:
         },
         "required": ["query"],
     }
-    stub = python_stub(ToolDefinition("find-docs", 'Find """documents""".', schema), {"type": "array"})
+    stub = python_stubs([(ToolDefinition("find-docs", 'Find """documents""".', schema), {"type": "array"})])
 
     ast.parse(stub)
     assert stub == (
@@ -180,7 +180,7 @@ def test_any_schema_gives_a_stub_that_is_python(properties: dict[str, Any], desc
     }
     schema = {"type": "object", "properties": described, "required": list(properties)[:1]}
 
-    tree = ast.parse(python_stub(ToolDefinition(name, description, schema)))
+    tree = ast.parse(python_stubs([(ToolDefinition(name, description, schema), None)]))
 
     assert isinstance(tree.body[-1], ast.FunctionDef)
 
@@ -190,7 +190,7 @@ def test_a_record_that_is_used_twice_is_one_class_in_a_stub() -> None:
     line = {"type": "object", "properties": {"points": {"type": "array", "items": point}}}
     schema = {"type": "object", "properties": {"a": point, "b": {**point, "description": "the other"}, "line": line}}
 
-    stub = python_stub(ToolDefinition("distance", "Measure how far it is.", schema), point)
+    stub = python_stubs([(ToolDefinition("distance", "Measure how far it is.", schema), point)])
 
     assert stub.count("(TypedDict)") == 2
     assert [line.strip() for line in stub.splitlines() if "Distance" in line] == [

@@ -66,42 +66,38 @@ AskUser = Callable[[str], str | Awaitable[str]]
 Execute = Callable[..., Awaitable[ExecutionResult]]
 
 
-class SuspendingScripts:
-    """Runs the scripts of one agent: what its model calls itself may wait for approval."""
+def suspending(execute: Execute, resume: Execute) -> Execute:
+    """Return what runs the scripts of one agent: what its model calls itself may wait for approval.
 
-    def __init__(self, execute: Execute, resume: Execute) -> None:
-        """`resume` carries a script on that waits; see `Runtime.resume`."""
-        self._execute, self._resume = execute, resume
+    `resume` carries a script on that waits; see `Runtime.resume`.
+    """
 
-    async def execute_code(
-        self, source: str, /, *, context: RunContext | None = None, **options: Any
-    ) -> ExecutionResult:
-        """Run a script; see `Runtime.execute_code`."""
+    async def execute_code(source: str, /, *, context: RunContext | None = None, **options: Any) -> ExecutionResult:
         above, approvals = current.get(), context.feature(Approvals) if context is not None else None
         options["context"] = context
         if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
-            return await approvals.run_script(self._execute, self._resume, source, above.call, options)
-        return await self._execute(source, **options)
+            return await approvals.run_script(execute, resume, source, above.call, options)
+        return await execute(source, **options)
+
+    return execute_code
 
 
-class RepairingScripts:
-    """Runs the scripts of one conversation: a script that comes after one that failed repairs it."""
+def repairing(journals: JournalStore, execute: Execute) -> Execute:
+    """Return what runs the scripts of one conversation: a script that comes after one that failed repairs it."""
+    failed: ExecutionResult | None = None
 
-    def __init__(self, journals: JournalStore, execute: Execute) -> None:
-        self._journals, self._execute = journals, execute
-        self._failed: ExecutionResult | None = None
-
-    async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
-        """Run a script; see `Runtime.execute_code`."""
-        failed, self._failed = self._failed, None
+    async def execute_code(source: str, /, **options: Any) -> ExecutionResult:
+        nonlocal failed
+        repaired, failed = failed, None
         try:
-            result = await self._execute(source, repairs=failed, **options)
+            result = await execute(source, repairs=repaired, **options)
         except BaseException:  # no script ran to an end: the next one repairs the one that failed
-            if self._journals.keeps(failed):
-                self._failed = failed
+            failed = repaired if journals.keeps(repaired) else None
             raise
-        self._failed = None if result.ok or result.draft_id else result
+        failed = None if result.ok or result.draft_id else result
         return result
+
+    return execute_code
 
 
 class Agent:
@@ -141,7 +137,7 @@ class Agent:
         if code_execution is not None:
             CodeTool(code_execution).check(CodeTool.NAME)
             if on_approval == "suspend" and isinstance(runtime, Runtime):
-                self._execute = SuspendingScripts(code_execution.execute_code, runtime.resume).execute_code
+                self._execute = suspending(code_execution.execute_code, runtime.resume)
         self._is_repairing, self._reverts = repair, Reverts()
         self.name = name
         self._given = _as_registry(tools)
@@ -197,7 +193,7 @@ class Agent:
         if (code := self._runs_code) is not None:
             execute, shown_chars = self._execute, self._config.shown_chars
             if self._is_repairing:  # of this conversation alone
-                execute = RepairingScripts(self._store, execute or code.execute_code).execute_code
+                execute = repairing(self._store, execute or code.execute_code)
             merged.enable(CodeTool(code).spec({}, shown_chars, execute=execute, with_variables=self._is_repairing))
         merged.enable_search_of_many(self._config.shown_chars)
         return merged.freeze()

@@ -256,16 +256,11 @@ class LoopRun:
             return Stop(CANCELLED, error=str(exc))
 
     def _check_limits(self) -> None:
-        self._check_cancelled()
-        budget = self.context.state.budget
-        if budget is not None and budget.is_out_of_tokens:
-            raise Stop(BUDGET, error=f"token budget of {budget.tokens} is used up")
-        if self.context.deadline != math.inf and anyio.current_time() >= self.context.deadline:
-            raise Stop(BUDGET, error=OUT_OF_TIME)
-
-    def _check_cancelled(self) -> None:
-        if (reason := self.context.state.cancel_reason) is not None:
-            raise Stop(CANCELLED, error=reason)
+        state, deadline = self.context.state, self.context.deadline
+        if state.cancel_reason is not None or (deadline != math.inf and anyio.current_time() >= deadline):
+            raise self._interrupted()
+        if state.budget is not None and state.budget.is_out_of_tokens:
+            raise Stop(BUDGET, error=f"token budget of {state.budget.tokens} is used up")
 
     async def _turn(self) -> None:
         """Ask the model once, and run the tools that it calls."""
@@ -368,7 +363,8 @@ class LoopRun:
             message=message,
             on_result=self._add_result,
         )
-        self._check_cancelled()
+        if self.context.state.cancel_reason is not None:
+            raise self._interrupted()
         if self._approvals is not None and self._approvals.pending:
             if held := self.context.state.labels.names:
                 self.messages[-1]["labels"] = sorted(held)  # what has been read by calls that have no answer yet

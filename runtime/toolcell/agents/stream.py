@@ -19,7 +19,7 @@ from toolcell.tools import Event, RunContext
 Run = Callable[[RunContext], Awaitable[ToolLoopResult]]
 
 
-class _Feed(BackgroundTask):
+class _Feed(BackgroundTask[Event]):
     """The task of a run, and its events that wait for the reader."""
 
     def __init__(self, context: RunContext) -> None:
@@ -77,9 +77,6 @@ class AgentStream(TaskReader[Event]):
         if self._tasks is None:
             raise UsageError("a stream is opened first: write `async with agent.stream(prompt) as events`")
         self._tasks.start_soon(self._feed.run, partial(self._feed.execute, self._run), name="toolcell agent")
-
-    def _take(self) -> Event | None:
-        return self._feed.take()
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()

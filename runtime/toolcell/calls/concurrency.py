@@ -177,6 +177,13 @@ def _is_cancellation(exc: BaseException) -> bool:
     return isinstance(exc, anyio.get_cancelled_exc_class())
 
 
+def first_leaf(exc: BaseException) -> BaseException:
+    """Return what a task failed with first, without the groups around it."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
 # Limits
 
 

@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.calls.call import CallableTools
+from toolcell.calls.concurrency import first_leaf
 from toolcell.control.suspension import IN_DOUBT
 from toolcell.errors import MapStopped, UsageError
 from toolcell.journal.identity import options_of
@@ -80,7 +81,7 @@ def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:
     return all(options_of(tools, tools.registered_name(call.name)).is_repeatable for call in result.calls)
 
 
-class MapPump(BackgroundTask):
+class MapPump(BackgroundTask[MapItem]):
     """The tasks of a map, and what they have ready."""
 
     def __init__(
@@ -130,7 +131,7 @@ class MapPump(BackgroundTask):
             if self._are_over:
                 self._check_count(self._pulled)
         except BaseExceptionGroup as exc:
-            raise _first(exc) from None
+            raise first_leaf(exc) from None
         finally:
             close()
 
@@ -234,13 +235,6 @@ def _iterator_of(inputs: object) -> Iterator[Inputs] | AsyncIterator[Inputs]:
     raise UsageError(f"map takes an iterable or async iterator of dicts, one for each run, not {brief(inputs)}")
 
 
-def _first(exc: BaseException) -> BaseException:
-    """Return what the tasks failed with, without the group around it."""
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc
-
-
 class RunMap(TaskReader[MapItem]):
     """The items of a map: `async for item in runtime.map(source, inputs)`. It begins with the first step.
 
@@ -258,9 +252,6 @@ class RunMap(TaskReader[MapItem]):
 
     def _begin(self) -> None:
         self._tasks().start_soon(self._pump.run, partial(self._pump.work, self._opened), name="toolcell map")
-
-    def _take(self) -> MapItem | None:
-        return self._pump.take()
 
     async def __anext__(self) -> MapItem:
         """Return the next item.

@@ -125,8 +125,12 @@ async def check_scripts(
         UsageError: the folder cannot be read, or a script in it is damaged.
         UsageError, SandboxUnavailable: as from `check_script`.
     """
-    found = load_scripts(folder)
-    scripts = found if every_version else {each.name: each for each in found}.values()
+    scripts = [
+        script
+        for versions in load_scripts(folder).values()
+        for number, script in versions.items()
+        if every_version or number == max(versions)
+    ]
     reports, problem = list[ScriptReport](), None
     async with runtime(tools) as opened, anyio.create_task_group() as tasks:
         checker = TypeChecker(runtime, lambda: tasks)

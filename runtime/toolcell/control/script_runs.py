@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolcell.calls.call import CallableTools, RunContext
 from toolcell.calls.placeholders import DryRun
@@ -22,7 +22,7 @@ from toolcell_bridge.wire.frozen import replaced
 
 if TYPE_CHECKING:
     from toolcell.control.dry_runs import DryRuns
-    from toolcell.control.type_check import CheckerHost, Earlier, TypeChecker
+    from toolcell.control.type_check import Earlier, TypeChecker
     from toolcell.journal.ledger import Journal
     from toolcell.journal.store import JournalStore
     from toolcell.results import Preflight
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class ScriptChecks:
     """What is found in a script without running it."""
 
-    def __init__(self, runs: Runs, make_runtime: Callable[..., CheckerHost]) -> None:
+    def __init__(self, runs: Runs, make_runtime: Callable[..., Any]) -> None:
         """`make_runtime` makes the Runtime of the type checkers' sandboxes."""
         self._runs, self._make_runtime = runs, make_runtime
         self._type_checker: TypeChecker | None = None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -62,16 +62,6 @@ class NotChecked(Exception):
     """A script could not be checked; says why."""
 
 
-class CheckerHost(ScriptRuntime, Protocol):
-    """As much of a Runtime as a checker needs."""
-
-    async def open(self) -> None:
-        """Start it."""
-
-    async def close(self) -> None:
-        """End it."""
-
-
 class Checker:
     """One checker, from its start to its end. It checks one script at a time."""
 
@@ -90,7 +80,7 @@ class Checker:
         self._answered = anyio.Event()
         self._answer: Any = None
 
-    async def run(self, sandboxes: CheckerHost, inputs: Mapping[str, Any]) -> None:
+    async def run(self, sandboxes: ScriptRuntime, inputs: Mapping[str, Any]) -> None:
         """Run until it is ended, or ends by itself. Raises nothing."""
 
         async def next_check(answer: Any = None) -> dict[str, Any] | None:
@@ -157,10 +147,10 @@ class Checker:
 class Checkers:
     """The checkers of one Runtime. They are started when they are needed."""
 
-    def __init__(self, runtime: Callable[..., CheckerHost], tasks: Callable[[], TaskGroup]) -> None:
-        """`runtime` makes the Runtime of their sandboxes; each runs in a task of `tasks`."""
+    def __init__(self, runtime: Callable[..., Any], tasks: Callable[[], TaskGroup]) -> None:
+        """`runtime`: the class `Runtime`, of their sandboxes; each runs in a task of `tasks`."""
         self._make, self._tasks = runtime, tasks
-        self._runtime: CheckerHost | None = None
+        self._runtime: Any = None
         self._alive: list[Checker] = []
         """The one that was used last is the last."""
         self._lock: anyio.Lock | None = None
@@ -222,7 +212,7 @@ class Checkers:
                 checker.end()
         self._changed.notify()
 
-    async def _open(self) -> CheckerHost:
+    async def _open(self) -> Any:
         self._lock = self._lock or anyio.Lock()
         async with self._lock:
             if self._runtime is None:
@@ -336,7 +326,7 @@ NOT_CHECKED: Final = TypeFindings()
 class TypeChecker:
     """Checks scripts. The checkers are started with the first check."""
 
-    def __init__(self, runtime: Callable[..., CheckerHost], tasks: Callable[[], TaskGroup]) -> None:
+    def __init__(self, runtime: Callable[..., Any], tasks: Callable[[], TaskGroup]) -> None:
         """`runtime` makes the Runtime of the checkers' sandboxes; each checker runs in a task of `tasks`."""
         self._checkers = Checkers(runtime, tasks)
         self._known = Recent[tuple[str, Mapping[str, Any]]](MAX_KNOWN)

@@ -33,6 +33,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from toolcell._version import __version__
+from toolcell.calls.concurrency import first_leaf
 from toolcell.calls.definition import RESERVED
 from toolcell.calls.values import in_thread_if_large
 from toolcell.errors import McpServerError, RegistrationError
@@ -520,8 +521,7 @@ class McpClient(OpenedInBlock):
 
     def _error_text(self, exc: BaseException, transport: Transport | None = None) -> str:
         """Return what an exception says, bounded and without hidden characters."""
-        while isinstance(exc, BaseExceptionGroup):
-            exc = exc.exceptions[0]
+        exc = first_leaf(exc)
         if isinstance(exc, McpServerError):
             return safe_text(str(exc), MAX_ERROR_CHARS * 4)
         is_lost = isinstance(exc, _LOST) or (isinstance(exc, MCPError) and exc.error.code == CONNECTION_CLOSED)

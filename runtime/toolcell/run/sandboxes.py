@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.calls.concurrency import Workers
+from toolcell.calls.concurrency import Workers, first_leaf
 from toolcell.config import Limits, PoolConfig, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
@@ -199,7 +199,7 @@ class Sandboxes:
             made, found = found, None
             return made
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+            raise first_leaf(group) from None
         finally:
             if has_place:
                 beside.give_back()

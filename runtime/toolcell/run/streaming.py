@@ -107,7 +107,7 @@ RunEvent = (
 )
 
 
-class _Feed(BackgroundTask):
+class _Feed(BackgroundTask[RunEvent]):
     """The task of a run, and the queue between the run and its reader."""
 
     def __init__(self, cancel: anyio.Event | None) -> None:
@@ -248,6 +248,3 @@ class RunStream(TaskReader[RunEvent]):
     def _begin(self) -> None:
         work = partial(self._feed.execute, self._execute, self._options)
         self._tasks().start_soon(self._feed.run, work, name="toolcell stream")
-
-    def _take(self) -> RunEvent | None:
-        return self._feed.take()

@@ -23,7 +23,7 @@ LEAVE_S = 2.0
 """What a run that nobody reads any more may take to end by itself, before its task is cancelled."""
 
 
-class BackgroundTask:
+class BackgroundTask(ABC, Generic[Item]):
     """The task, and what it shares with its reader."""
 
     def __init__(self, closed: str) -> None:
@@ -38,6 +38,10 @@ class BackgroundTask:
         """The reader's: in the task group of the Runtime it would end every run."""
         self.is_left = False
         """Nobody reads any more."""
+
+    @abstractmethod
+    def take(self) -> Item | None:
+        """Take what is ready; None if nothing is."""
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
         self.failure = UsageError(self._closed)
@@ -60,13 +64,13 @@ class BackgroundTask:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def next(self, take: Callable[[], Item | None]) -> Item | None:
-        """Return what `take` returns as soon as it is something; None after the last.
+    async def next(self) -> Item | None:
+        """Return what is ready, as soon as something is; None after the last.
 
         Raises:
             Exception: the task failed with it.
         """
-        while (item := take()) is None:
+        while (item := self.take()) is None:
             if self.over.is_set() or self.is_left:
                 failure, self.failure = self.failure, None
                 if failure is not None and not self.is_left:
@@ -95,7 +99,7 @@ class TaskReader(ABC, Generic[Item]):
     Leaving the loop early ends the work. `async with` also waits for its end.
     """
 
-    def __init__(self, task: BackgroundTask, grace_s: float = 0.0) -> None:
+    def __init__(self, task: BackgroundTask[Item], grace_s: float = 0.0) -> None:
         """`grace_s`: how long the work may take to end by itself when nobody reads any more."""
         self._task, self._grace_s = task, grace_s
         self._is_begun = False
@@ -107,10 +111,6 @@ class TaskReader(ABC, Generic[Item]):
     def _begin(self) -> None:
         """Start the task."""
 
-    @abstractmethod
-    def _take(self) -> Item | None:
-        """Take what is ready; None if nothing is."""
-
     def __aiter__(self) -> Self:
         return self
 
@@ -120,7 +120,7 @@ class TaskReader(ABC, Generic[Item]):
             self._token = anyio.lowlevel.current_token()
             self._begin()
         try:
-            item = await self._task.next(self._take)
+            item = await self._task.next()
         except anyio.get_cancelled_exc_class():
             self._task.leave()
             raise
@@ -145,7 +145,7 @@ class TaskReader(ABC, Generic[Item]):
         await self.aclose()
 
     def __del__(self) -> None:
-        task: BackgroundTask | None = getattr(self, "_task", None)
+        task: BackgroundTask[Item] | None = getattr(self, "_task", None)
         if task is None or task.over.is_set() or not self._is_begun:
             return
         if threading.get_ident() == self._thread:

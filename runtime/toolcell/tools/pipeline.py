@@ -39,6 +39,7 @@ from toolcell.calls.concurrency import (
     OF_THIS_PROCESS,
     ToolThread,
     Workers,
+    first_leaf,
     loop_limits,
     maybe_await,
     passes_on,
@@ -785,7 +786,7 @@ def _start_clock(context: ToolContext, timeout_s: float) -> None:
 
 def _contained(call: Call, exc: BaseException) -> ToolResult:
     if isinstance(exc, BaseExceptionGroup) and (aborts := exc.subgroup(ToolAbort)) is not None:
-        raise _first_leaf(aborts)
+        raise first_leaf(aborts)
     return failure_of(call, exc)
 
 
@@ -796,11 +797,6 @@ def _contained_group(call: Call, group: BaseExceptionGroup[BaseException]) -> To
         raise others
     assert ours is not None
     return _contained(call, ours)
-
-
-def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _is_cancelled_from_above() -> bool:
@@ -927,21 +923,25 @@ async def run_batch(
     try:
         tools = (state.tools.get(call.name) for call in allowed)
         if len(allowed) == 1 or sequential or any(tool and tool.options.mode == "sequential" for tool in tools):
-            results = await _one_by_one(state, allowed, on_result)
+            results = await _one_by_one(allowed, partial(run_call, state), on_result)
         else:
             results = await _overlapping(state, allowed, on_result)
-        return results + await _refuse_surplus(state, surplus, limit, on_result)
+        message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
+        refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
+        return results + await _one_by_one(surplus, lambda call: refuse(state, call, refusal), on_result)
     except BaseException as exc:
         for call in calls:
             await record_as_cancelled(call, exc)
         raise
 
 
-async def _one_by_one(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+async def _one_by_one(
+    calls: Sequence[Call], make: Callable[[Call], Awaitable[ToolResult]], on_result: OnResult | None
+) -> list[ToolResult]:
     turn = TimeSlice()
     results = []
     for call in calls:
-        results.append(await _told(on_result, call, await run_call(state, call)))
+        results.append(await _told(on_result, call, await make(call)))
         if len(calls) > 1:
             await turn.give_way()
     return results
@@ -1012,16 +1012,3 @@ def _first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcept
         elif isinstance(exc, ENDS_RUN):
             return exc
     return group
-
-
-async def _refuse_surplus(
-    state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
-) -> list[ToolResult]:
-    message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
-    turn = TimeSlice()
-    results = []
-    for call in surplus:
-        refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, retryable=True)
-        results.append(await _told(on_result, call, await refuse(state, call, refusal)))
-        await turn.give_way()
-    return results

@@ -375,11 +375,11 @@ class ToolRegistry:
             RegistrationError: the name of a script is taken by another tool. No script was registered.
             UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
         """
-        from toolcell.tools.saved_script import ScriptTarget, saved_in, tools_of
+        from toolcell.tools.saved_script import ScriptTarget, load_scripts, tools_of
 
         self._check_open()
         target = ScriptTarget(runtime, tools)
-        saved = saved_in(folder)
+        saved = load_scripts(folder)
         with self._lock:
             self._put(tools_of(saved, self._state, target), replace=True)
         return [versions[max(versions)] for versions in saved.values()]

@@ -280,14 +280,14 @@ def _write_facts(place: Path, script: SavedScript) -> None:
     write_file(place / f"v{script.version}.json", data, mode=_READABLE)
 
 
-def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedScript]:
-    """Return every version of every script in a folder, or of one: scripts by name, versions from the first.
+def load_scripts(folder: str | os.PathLike[str], name: str = "") -> dict[str, dict[int, SavedScript]]:
+    """Return the scripts that were saved in a folder, or one: for each name, its versions by number.
 
     Raises:
         UsageError: the folder cannot be read, or a script in it is damaged; names it.
     """
     check_path("folder", folder)
-    where, found = Path(folder), list[SavedScript]()
+    where, found = Path(folder), dict[str, dict[int, SavedScript]]()
     if not where.is_dir():
         raise UsageError(f"{str(where)!r:.200} is not a folder of saved scripts")
     try:
@@ -297,7 +297,8 @@ def load_scripts(folder: str | os.PathLike[str], name: str = "") -> list[SavedSc
             raise UsageError(f"{str(where)!r:.200} has {len(places)} folders, and at most {MAX_SCRIPTS} are read")
         for place in places:
             saved = sorted(number for number, endings in _files_of(place).items() if "json" in endings)
-            found += [_read_version(place, place.name, number) for number in saved]
+            if saved:
+                found[place.name] = {number: _read_version(place, place.name, number) for number in saved}
     except OSError as exc:
         raise UsageError(f"saved scripts in {str(where)!r:.200} cannot be read: {exc.strerror}") from exc
     return found
@@ -375,9 +376,9 @@ def save_version(
     sources = [tool.spec.source for tool in state.tools.values()]
     versions = {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == script.name}
     if folder is not None:
-        _check_next(script, load_scripts(folder, script.name) if os.path.isdir(folder) else (), state, target)
+        versions = load_scripts(folder, script.name).get(script.name, {}) if os.path.isdir(folder) else {}
+        _check_next(script, versions, state, target)
         latest = _save_files(folder, script)
-        versions = {each.version: each for each in load_scripts(folder, script.name)} | {latest.version: latest}
     elif versions and versions[max(versions)].digest == script.digest:
         latest = replace(script, version=max(versions))
     else:
@@ -385,18 +386,6 @@ def save_version(
     if latest.version > MAX_VERSION:
         raise RegistrationError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
     return latest, _tools_of_versions({**versions, latest.version: latest}, state, target)
-
-
-def saved_in(folder: str | os.PathLike[str]) -> dict[str, dict[int, SavedScript]]:
-    """Return the scripts that were saved in a folder: for each name, its versions by number.
-
-    Raises:
-        UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
-    """
-    found = dict[str, dict[int, SavedScript]]()
-    for each in load_scripts(folder):
-        found.setdefault(each.name, {})[each.version] = each
-    return found
 
 
 def tools_of(
@@ -418,11 +407,13 @@ def _check_free(name: str, state: RegistryState) -> None:
         raise RegistrationError(f"{name!r} is already the name of a tool; save the script under another name")
 
 
-def _check_next(script: SavedScript, saved: Sequence[SavedScript], state: RegistryState, target: ScriptTarget) -> None:
+def _check_next(
+    script: SavedScript, saved: Mapping[int, SavedScript], state: RegistryState, target: ScriptTarget
+) -> None:
     """Refuse a script that could not be registered beside the other tools: nothing of it is to be written then."""
-    versions = {each.version: each for each in saved}
-    if not saved or saved[-1].digest != script.digest:
-        versions[max(versions, default=0) + 1] = script
+    versions, latest = {**saved}, max(saved, default=0)
+    if not saved or saved[latest].digest != script.digest:
+        versions[latest + 1] = script
     made = {tool.name: tool for tool in _tools_of_versions(versions, state, target)}
     check_collisions(made, {**state.tools, **made})
 

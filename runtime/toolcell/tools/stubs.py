@@ -233,11 +233,6 @@ def python_stubs(tools: Iterable[Described]) -> str:
     return _write_stubs(tools)[1]
 
 
-def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
-    """Write one tool as a keyword-only function; records in its arguments come before it as TypedDicts."""
-    return python_stubs([(definition, returns)])
-
-
 def python_signature(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
     """Write one tool on one line, by the name that it is called by; records are dicts."""
     types = StubTypes(has_classes=False)
@@ -439,7 +434,7 @@ def _tools_text(tools: Sequence[Described], detail: Detail, max_chars: int) -> s
             case "signatures":
                 parts.append(signature_line(tool))
             case "full":
-                parts.append(python_stub(*tool))
+                parts.append(python_stubs([tool]))
         length += len(parts[-1])
         if length > max_chars:
             return None
