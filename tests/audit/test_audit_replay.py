@@ -323,12 +323,10 @@ def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, ru
 
 @each_row("until", [1, 2, 4])
 def test_a_replay_stops_where_it_is_told(recorded: Ledger, runtime: ReplayRuntime, until: int) -> None:
-    seen: list[int] = []
-    done = again(runtime, pinned(recorded), until=until, on_call=lambda index, call: seen.append(index))
+    done = again(runtime, pinned(recorded), until=until)
 
     assert done.ok
     assert done.stopped == f"stopped at call {until}, as asked"
-    assert seen == list(range(1, until))
     assert done.answered == until - 1
 
 

@@ -298,7 +298,7 @@ class LoopRun:
                 self._emit_update(update)
         self._usage += response.usage
         if self.context.state.budget is not None:
-            self.context.state.budget.add_tokens(response.usage)
+            self.context.state.budget.used += response.usage
         self._append(assistant(response))
         return response
 

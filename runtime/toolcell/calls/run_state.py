@@ -120,10 +120,6 @@ class Budget:
         self.used_calls += 1
         return True
 
-    def add_tokens(self, usage: TokenUsage) -> None:
-        """Count what a model used."""
-        self.used = self.used + usage
-
     @property
     def is_out_of_tokens(self) -> bool:
         """True when the next model call may not be made."""

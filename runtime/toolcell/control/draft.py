@@ -25,6 +25,7 @@ from toolcell.support.packing import value_digest
 from toolcell.support.text import as_one_line
 from toolcell.tools.pipeline import validate
 from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.stubs import mapping
 from toolcell_bridge.guest.placeholder import ENDS_DRAFT, RESULT_OF, member_of
 
 DRAFT_S: Final = 86_400.0
@@ -340,7 +341,11 @@ async def _take_around(call: Call, tool: RegisteredTool, key: str) -> ToolResult
     except BadValue as exc:
         return ToolResult.fail(f"invalid tool arguments: {exc}", code=ErrorCode.INVALID_ARGUMENTS)
     schema = tool.definition.checked_parameters
-    later = {name: value for name, value in args.items() if name in _properties(schema) and effects_in(value, key)}
+    later = {
+        name: value
+        for name, value in args.items()
+        if name in mapping(schema.get("properties")) and effects_in(value, key)
+    }
     if schema.keys() <= _CHECKED_AROUND:
         others = {name: value for name, value in received.items() if name not in later}
         if (refusal := await validate(call, _without(tool, schema, later), others)) is not None:
@@ -350,13 +355,8 @@ async def _take_around(call: Call, tool: RegisteredTool, key: str) -> ToolResult
     return None
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
-
-
 def _without(tool: RegisteredTool, schema: dict[str, Any], names: Mapping[str, Any]) -> RegisteredTool:
-    schema["properties"] = {name: part for name, part in _properties(schema).items() if name not in names}
+    schema["properties"] = {name: part for name, part in mapping(schema.get("properties")).items() if name not in names}
     schema["required"] = [name for name in schema.get("required", ()) if name not in names]
     definition = ToolDefinition(tool.name, tool.definition.description, schema)
     return dataclasses.replace(tool.spec, definition=definition, decode=None, prepare=None).compile()

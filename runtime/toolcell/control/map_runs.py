@@ -14,7 +14,7 @@ import os
 import re
 from array import array
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -56,36 +56,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,48}")
 _ERROR_FIELDS: Final = tuple(each.name for each in fields(ErrorInfo) if each.name not in ("findings", "frames"))
 
 
-@dataclass(slots=True)
-class _Places:
-    """What the journal of a map says."""
-
-    places: array[int]
-    source_sha256: str | None = None
-    place: int = 0
-    """Number of the record that was read last."""
-
-
 def item_run(name: str, index: int) -> str:
     """Return the id of the run of an item of a map. It begins with the map's: see `journal.database.OF`."""
     return f"{name}-{index}"
-
-
-def _map(found: _Places, name: str, source_sha256: str) -> None:
-    found.source_sha256, found.place = source_sha256, found.place + 1
-
-
-def _end(found: _Places, index: int, *_kept: Any) -> None:
-    found.place += 1
-    if (missing := index + 1 - len(found.places)) > 0:
-        found.places.extend([-1] * missing)
-    found.places[index] = found.place
-
-
-MAP_RECORDS: Final[Table] = {
-    BEGUN: RecordKind((str, str), _map),
-    END: RecordKind((int, str, str, bool, object, object), _end),
-}
 
 
 class OtherInputs(UsageError):
@@ -99,13 +72,17 @@ class MapFile:
         self.name = name
         self._database = store.database
         self._file: OpenJournal | None = None
-        self._places = array("q")
+        self.places = array("q")
         """Number of the record with the end of each item, or -1."""
+        self.source_sha256: str | None = None
+        """Of the script that it began with."""
+        self.place = 0
+        """Number of the record that was read last."""
 
     @property
     def ended(self) -> int:
         """Items that had ended before this process."""
-        return sum(place >= 0 for place in self._places)
+        return sum(place >= 0 for place in self.places)
 
     def open(self, source_sha256: str, resume: bool) -> None:
         """Open or make the journal.
@@ -132,14 +109,13 @@ class MapFile:
 
     def _load(self, source_sha256: str) -> None:
         assert self._file is not None
-        found = _Places(self._places)
         try:
-            self._database.load(MAP, self.name, MAP_RECORDS, found)
+            self._database.load(MAP, self.name, MAP_RECORDS, self)
         except Damaged as exc:
             raise UsageError(f"map {self.name!r} is damaged ({exc}); take another map_id") from exc
-        if found.source_sha256 is None:
+        if self.source_sha256 is None:
             self._write(BEGUN, self.name, source_sha256)
-        elif found.source_sha256 != source_sha256:
+        elif self.source_sha256 != source_sha256:
             raise UsageError(
                 f"map {self.name!r} began with another script: carry it on with that one, or take another map_id"
             )
@@ -165,7 +141,7 @@ class MapFile:
         Raises:
             UsageError: the item had other inputs, or its end cannot be read.
         """
-        place = self._places[index] if index < len(self._places) else -1
+        place = self.places[index] if index < len(self.places) else -1
         if place < 0:
             return None
         assert self._file is not None
@@ -207,9 +183,9 @@ class MapFile:
         Raises:
             UsageError: an item that had ended got no input.
         """
-        if count < len(self._places):
+        if count < len(self.places):
             raise UsageError(
-                f"the inputs of map {self.name!r} ended after {count}, and item {len(self._places) - 1} had ended "
+                f"the inputs of map {self.name!r} ended after {count}, and item {len(self.places) - 1} had ended "
                 "before: carry a map on with the same inputs in the same order"
             )
 
@@ -234,6 +210,23 @@ class MapFile:
     def remove_run(self, index: int) -> None:
         """Remove the journal of a run, which nobody is to carry on."""
         self._database.remove(RUN, item_run(self.name, index))
+
+
+def _map(found: MapFile, name: str, source_sha256: str) -> None:
+    found.source_sha256, found.place = source_sha256, found.place + 1
+
+
+def _end(found: MapFile, index: int, *_kept: Any) -> None:
+    found.place += 1
+    if (missing := index + 1 - len(found.places)) > 0:
+        found.places.extend([-1] * missing)
+    found.places[index] = found.place
+
+
+MAP_RECORDS: Final[Table] = {
+    BEGUN: RecordKind((str, str), _map),
+    END: RecordKind((int, str, str, bool, object, object), _end),
+}
 
 
 def input_digest(inputs: Mapping[str, Any]) -> str:

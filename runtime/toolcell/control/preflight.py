@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.calls.call import CallableTools, RunContext
-from toolcell.calls.definition import ToolDefinition
+from toolcell.calls.definition import MAX_NAME_CHARS, ToolDefinition
 from toolcell.calls.options import Origin
 from toolcell.calls.values import list_names
 from toolcell.config import Limits
@@ -22,7 +22,6 @@ from toolcell_bridge.guest.tool_names import provider_name, python_path
 SCRIPT: Final = "from toolcell_bridge.guest.planned_calls import planned_calls\nset_result(planned_calls(source))"
 """Reads the script that it gets as its input `source`."""
 
-MAX_NAME_CHARS: Final = 64
 MAX_ARGUMENTS: Final = 1000
 """Most arguments of one call, that are looked at."""
 MAX_HINTS: Final = 10

@@ -68,9 +68,6 @@ class Replay:
         }
 
 
-OnCall = Callable[[int, RecordedCall], None]
-
-
 async def replay(
     runtime: ScriptRuntime,
     run: RecordedRun,
@@ -80,7 +77,6 @@ async def replay(
     files: Iterable[tuple[str, bytes]] = (),
     answers: Mapping[int, ToolResult] | None = None,
     until: int | None = None,
-    on_call: OnCall | None = None,
     on_log: Callable[[str, str], object] | None = None,
     secrets: Iterable[str] = (),
     context: RunContext | None = None,
@@ -97,7 +93,7 @@ async def replay(
     """
     script, notes = _script(run, source)
     comparison = Comparison(run, Redactor(secrets))
-    tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
+    tools = AnsweringTools(run, answers or {}, until, comparison)
     limits, key = run.runtime_options()["limits"], str(run.who.get("dry_run") or "")
     result: ExecutionResult = await runtime.execute_code(
         script,
@@ -146,10 +142,9 @@ class AnsweringTools(RecordedTools):
         run: RecordedRun,
         answers: Mapping[int, ToolResult],
         until: int | None,
-        on_call: OnCall | None,
-        comparison: Comparison | None = None,
+        comparison: Comparison,
     ) -> None:
-        self._comparison = comparison or Comparison(run)
+        self._comparison = comparison
         self.expected = run.script_calls()
         super().__init__(
             [ToolDefinition(*each[:3]) for each in run.definitions],
@@ -174,7 +169,6 @@ class AnsweringTools(RecordedTools):
         self._run_id = run.id
         self._answers = answers
         self._until = until
-        self._on_call = on_call
 
     async def make(self, call: Call) -> ToolResult:
         """Return the recorded answer of the recorded call.
@@ -198,8 +192,6 @@ class AnsweringTools(RecordedTools):
             self._diverge("extra_call", f"the script makes a call that it did not make before: {name}", index, got=got)
         elif (found := self._comparison.call(call, name, args)) is not None:
             self._diverge("call", found.message, index, found.expected, found.got)
-        if self._on_call is not None:
-            self._on_call(index, call)
         return await self._answer(ident, index, call, JournalEntry(ident, name, args, 0))
 
     async def _answer(self, ident: int, index: int, call: RecordedCall, new: JournalEntry) -> ToolResult:

@@ -18,7 +18,7 @@ from toolcell.results import Outcome
 from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Meter, Sandbox
 from toolcell.sandbox.shortages import describe
-from toolcell.support import daemon_threads, event_loop
+from toolcell.support import event_loop
 from toolcell.support.event_loop import shared_slice
 from toolcell_bridge.guest.scripts import SCRIPT
 from toolcell_bridge.wire.connection import Connection, State
@@ -37,11 +37,6 @@ _ANSWER = re.compile(
     rb"(?P<frames>(?:  File [^\n]{0,2000}\n){0,100}(?:  \.\.\.\n|[^\n]{0,2000}\Z)?)"
 )
 _OWN_FRAME = re.compile(rb'  File "%s", line (\d{1,9}) ' % re.escape(SCRIPT.encode()))
-
-
-def ask_line(sandbox: Sandbox) -> bool:
-    """Ask the script which line it is at; False when the backend cannot ask."""
-    return sandbox.is_alive() and sandbox.ask_line()
 
 
 async def _wait_for_answer(sandbox: Sandbox, take_raw: Callable[[bytes, bytes], None]) -> bytes:
@@ -182,7 +177,8 @@ class GuestConnection:
             self.is_ending = True
             self.on_interrupt()
             return
-        self.was_asked = type(reason) is LimitExceeded and reason.outcome in ASKED and ask_line(self.sandbox)
+        may_ask = type(reason) is LimitExceeded and reason.outcome in ASKED and self.sandbox.is_alive()
+        self.was_asked = may_ask and self.sandbox.ask_line()
         if type(reason) is not Done and not self.was_asked:
             self.sandbox.kill()
 
@@ -227,10 +223,6 @@ class GuestConnection:
         self._outgoing += parts
         self.unsent_bytes += size
         return parts
-
-    async def post_large(self, message: Message) -> None:
-        """Do what `post` does, in a thread. Nothing may be sent or received meanwhile."""
-        await daemon_threads.run_large(self.post, message)
 
     def take_unsent(self) -> list[Part]:
         """Take what was posted, for `write`."""

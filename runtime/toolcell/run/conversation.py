@@ -264,7 +264,8 @@ class Conversation:
             script = self._run.message
             for send in self._run.context.features.send:
                 script = send(script)
-            await connection.post_large(script) if self._run.is_large else connection.post(script)
+            # Nothing is sent or received meanwhile.
+            await daemon_threads.run_large(connection.post, script) if self._run.is_large else connection.post(script)
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(
                 f"source and inputs cannot be sent: {exc}; pass less, use files=, or raise frame_bytes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from toolcell.calls.context import ToolContext
@@ -58,28 +58,36 @@ class ToolIndex:
     """The words of some tools. Makes no copy of their definitions, and never changes."""
 
     def __init__(self, definitions: Sequence[ToolDefinition]) -> None:
-        self.definitions = tuple(definitions)
         self._texts = [
-            [
-                *words_of(each.name) * NAME_WEIGHT,
-                *words_of(each.description[:MAX_FIELD_CHARS]) * DESCRIPTION_WEIGHT,
-                *words_of(_parameter_texts(each)) * PARAMETERS_WEIGHT,
-            ]
-            for each in self.definitions
+            Counter(
+                [
+                    *words_of(each.name) * NAME_WEIGHT,
+                    *words_of(each.description[:MAX_FIELD_CHARS]) * DESCRIPTION_WEIGHT,
+                    *words_of(_parameter_texts(each)) * PARAMETERS_WEIGHT,
+                ]
+            )
+            for each in definitions
         ]
-        self._scores: Callable[[list[str]], Sequence[float]] = _scorer(self._texts)
-        self._known = [frozenset(text) for text in self._texts]
-        self._exact = {key.casefold(): at for at, each in enumerate(self.definitions) for key in _names_of(each)}
+        self._having = Counter(word for text in self._texts for word in text)
+        """How many tools have a word."""
+        self._exact = {key.casefold(): at for at, each in enumerate(definitions) for key in _names_of(each)}
 
     def ranked(self, query: str) -> list[int]:
-        """Return the places of the tools that have a word of the query, best first; tools that it names come first."""
+        """Return the places of the tools that have a word of the query, best first; tools that it names come first.
+
+        A rare word counts more, and each further time less.
+        """
         named = [
             self._exact[name] for word in _NAMES_IN_QUERY.findall(query) if (name := word.casefold()) in self._exact
         ]
-        wanted = list(dict.fromkeys(_singular(word) for word in query_words(_CAMEL.sub(" ", query))))
-        scores = self._scores(wanted) if wanted else ()
-        fits = [at for at in range(len(scores)) if not self._known[at].isdisjoint(wanted)]
-        return list(dict.fromkeys([*named, *sorted(fits, key=lambda at: -scores[at])]))
+        wanted = dict.fromkeys(_singular(word) for word in query_words(_CAMEL.sub(" ", query)))
+        weights = {word: math.log(1 + len(self._texts) / self._having[word]) for word in wanted if self._having[word]}
+        scores = {
+            at: sum(weight * text[word] / (1 + text[word]) for word, weight in weights.items())
+            for at, text in enumerate(self._texts)
+            if any(word in text for word in weights)
+        }
+        return list(dict.fromkeys([*named, *sorted(scores, key=lambda at: -scores[at])]))
 
 
 def _parameter_texts(definition: ToolDefinition) -> str:
@@ -91,24 +99,8 @@ def _parameter_texts(definition: ToolDefinition) -> str:
     return " ".join(parts)[:MAX_FIELD_CHARS]
 
 
-def _scorer(texts: Sequence[list[str]]) -> Callable[[list[str]], Sequence[float]]:
-    """Return what ranks texts by words, each as a number: a rare word counts more, and each further time less."""
-    counted = [Counter(text) for text in texts]
-    having = Counter(word for text in counted for word in text)
-
-    def scores(wanted: list[str]) -> list[float]:
-        weights = {word: math.log(1 + len(counted) / having[word]) for word in wanted if having[word]}
-        return [sum(weight * text[word] / (1 + text[word]) for word, weight in weights.items()) for text in counted]
-
-    return scores
-
-
 _indexes = Recent[ToolIndex](8)
-
-
-def index_of(definitions: Sequence[ToolDefinition]) -> ToolIndex:
-    """Return the index of these tools. Those that were asked for last are kept."""
-    return _indexes.get(definitions, lambda: ToolIndex(definitions))
+"""Of the tools that were asked for last."""
 
 
 def find(definitions: Sequence[ToolDefinition], query: str, limit: int = FOUND) -> list[ToolDefinition]:
@@ -118,7 +110,8 @@ def find(definitions: Sequence[ToolDefinition], query: str, limit: int = FOUND) 
         UsageError: the query is not text or too long, or the limit is out of range.
     """
     check_query(query, limit)
-    return [definitions[at] for at in index_of(definitions).ranked(query)[:limit]]
+    index = _indexes.get(definitions, lambda: ToolIndex(definitions))
+    return [definitions[at] for at in index.ranked(query)[:limit]]
 
 
 async def find_soon(definitions: Sequence[ToolDefinition], query: str, limit: int) -> list[ToolDefinition]:
