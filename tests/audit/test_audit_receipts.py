@@ -75,7 +75,7 @@ def test_a_receipt_verifies_elsewhere_with_the_public_key_alone(tmp_path: Path) 
     signer = keys.Ed25519Signer.generate()
     ledger.fill(3, key=signer)
     (tmp_path / "audit.pub").write_text(signer.to_text())
-    (tmp_path / "receipt.json").write_text(receipt.to_text(exported(ledger)))
+    (tmp_path / "receipt.json").write_text(json.dumps(exported(ledger)))
 
     public = keys.load_verifier(tmp_path / "audit.pub")
     assert receipt.check(receipt.read(tmp_path / "receipt.json"), [public]).ok
@@ -190,7 +190,7 @@ def test_a_run_that_ends_behind_the_receipt_is_a_part_and_says_so(ledger: Ledger
         record = ledger.begin(recorder)
         ledger.call(record, "search", {"query": "x"}, 1)
         recorder.log.checkpoint()
-        (tmp_path / "part.json").write_text(receipt.to_text(exported(ledger)))
+        (tmp_path / "part.json").write_text(json.dumps(exported(ledger)))
         ledger.call(record, "search", {"query": "y"}, 2)
         record.end(finished(record.context.run_id))
     key = tmp_path / "key"
@@ -254,7 +254,7 @@ def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_receipt_is_one_file_of_json_in_ascii(ledger: Ledger, tmp_path: Path) -> None:
     with ledger.opened() as recorder:
         ledger.run(recorder, "x = 'é\u202e\x1b[31m'", printed="\x00\x1b]0;title\x07")
-    (tmp_path / "r.json").write_text(receipt.to_text(exported(ledger)))
+    (tmp_path / "r.json").write_text(json.dumps(exported(ledger)))
     data = (tmp_path / "r.json").read_bytes()
 
     assert data.isascii()

@@ -51,7 +51,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
         plain = getattr(owner, name)
 
         def work(*args: Any, **given: Any) -> Any:
-            is_long = name != "note_step" or (args[0].is_on_disk and args[1].size() > MUCH)
+            is_long = name != "note_step" or args[1].size() > MUCH
             if is_long and threading.current_thread() is threading.main_thread():
                 found.add(name)
             return plain(*args, **given)

@@ -64,15 +64,17 @@ class ShownRun:
         self.output, self.results, self.files = _output(run), [*_results(run)], _files(run)
 
     def to_html(self, trust: str, *, log: str = "", made_ns: int = 0) -> str:
-        """Return the page."""
+        """Return the page. `Markup` is not escaped: the style sheet, which is our own, and its digest."""
+        from markupsafe import Markup
+
         style = _style()
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
         return (
             _environment()
             .get_template("run.html.jinja")
             .render(
-                style=_as_is(style),
-                style_hash=_as_is(f"sha256-{digest}"),
+                style=Markup(style),
+                style_hash=Markup(f"sha256-{digest}"),
                 run=self.run,
                 trust=trust,
                 trust_class=TRUST_CLASSES.get(Trust(trust), "warn"),
@@ -101,13 +103,6 @@ def _environment() -> Environment:
         finalize=visible,
         trim_blocks=False,
     )
-
-
-def _as_is(text: str) -> object:
-    """Mark a text of our own, the style sheet or its digest, so that it is not escaped."""
-    from markupsafe import Markup
-
-    return Markup(text)
 
 
 @functools.cache

@@ -92,9 +92,6 @@ class HmacKey:
         """Return the text of the key's file."""
         return f"{_HMAC_PREFIX}{self._secret.hex()}\n"
 
-    def __repr__(self) -> str:
-        return f"<HmacKey {self.key_id}>"
-
 
 class Ed25519Verifier:
     """A public key."""
@@ -120,9 +117,6 @@ class Ed25519Verifier:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         return self._public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-
-    def __repr__(self) -> str:
-        return f"<Ed25519Verifier {self.key_id}>"
 
 
 class Ed25519Signer(Ed25519Verifier):
@@ -161,9 +155,6 @@ class Ed25519Signer(Ed25519Verifier):
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-    def __repr__(self) -> str:
-        return f"<Ed25519Signer {self.key_id}>"
 
 
 def _ed25519() -> Any:

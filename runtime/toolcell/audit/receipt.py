@@ -114,11 +114,6 @@ def file_name(run_id: str) -> str:
 _NOT_IN_NAMES: Final = re.compile(r"^[.-]|[^A-Za-z0-9._-]")
 
 
-def to_text(receipt: Mapping[str, Any]) -> str:
-    """Return the text of a receipt's file."""
-    return json.dumps(receipt, indent=1) + "\n"
-
-
 def is_one(path: Path) -> bool:
     """True when a file begins like JSON: it is a receipt, and not a record."""
     try:

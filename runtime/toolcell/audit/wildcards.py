@@ -83,7 +83,10 @@ def _only_known(recorded: Any, got: Any, depth: int = 0) -> Any:
         return REDACTED
     match recorded, got:
         case (Mapping(), Mapping()):
-            return {_key(recorded, key): _only_known(recorded.get(key), item, depth + 1) for key, item in got.items()}
+            return {
+                key if key in recorded else REDACTED: _only_known(recorded.get(key), item, depth + 1)
+                for key, item in got.items()
+            }
         case (list() | tuple(), list() | tuple()):
             beside = [*recorded, *[None] * (len(got) - len(recorded))]
             return [_only_known(one, other, depth + 1) for one, other in zip(beside, got, strict=False)]
@@ -92,7 +95,3 @@ def _only_known(recorded: Any, got: Any, depth: int = 0) -> Any:
         case (_, None | bool() | int() | float()) if recorded is not None:
             return got
     return REDACTED
-
-
-def _key(recorded: Mapping[Any, Any], key: Any) -> Any:
-    return key if key in recorded else REDACTED

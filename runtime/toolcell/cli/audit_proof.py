@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from datetime import datetime
@@ -126,7 +127,7 @@ def export(
     if path == Path("-"):
         print_json(made)
     else:
-        write_output(path, [receipt.to_text(made)])
+        write_output(path, [json.dumps(made, indent=1), "\n"])
         stderr().print(safe(f"{path}: run {summary.id}, {path.stat().st_size} bytes"))
     if receipt.needs_shared_key(made):
         stderr().print(safe(SHARED_KEY, "yellow"))
@@ -141,8 +142,6 @@ def status_of(checked: receipt.ReceiptCheck | Report) -> int:
 
 def write_heads(log: str, path: Path) -> None:
     """Write the heads of a record that are saved on this machine."""
-    import json
-
     heads = [head.to_dict() for head in Head.saved(log)]
     if not heads:
         raise BadInput(f"this machine has no heads of record {log}, so {path} was not written; its writer saves them")

@@ -278,11 +278,6 @@ class SessionJournal:
         """What the last script waits for; the id of its run if its host was killed; empty when none waits."""
         self._broken = ""
 
-    @property
-    def is_on_disk(self) -> bool:
-        """It is durable."""
-        return self._file is not None
-
     # Opening and closing
 
     def open(self, restores: Restores) -> RecordedState | None:

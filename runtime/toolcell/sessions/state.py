@@ -380,7 +380,7 @@ class SessionState:
         used_cpu_s = self._ended_cpu_s + self._meter.latest_cpu_s  # measured at the end of the script
         note = partial(self.journal.note_step, step, (used_cpu_s, self.used_calls), self.labels.names)
         size = step.size()
-        if size > LONG_BYTES and self.journal.is_on_disk:
+        if size > LONG_BYTES:
             with anyio.CancelScope(shield=True):  # else a script that has run would be missing
                 await daemon_threads.run_sync(note)
         else:
