@@ -31,6 +31,11 @@ CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "an await too few": ("call_tool_async('add', 1) + 1", {}, ("'coroutine'", "await it first")),
     "a key as an attribute": ("tools.web_search('x')[0].title", {}, ("attribute 'title'; it is a dict", "['title']")),
     "a full disk": ("open('x', 'w').write('x' * 10**7)", {"disk_bytes": 1 << 20}, ("Errno 28", "limit disk_bytes")),
+    "too many open files": (
+        "files = [open('x', 'w') for n in range(999)]",
+        {"open_files": 64},
+        ("Errno 24", "limit open_files"),
+    ),
     "no inode left": ("for n in range(999): open(str(n), 'w')", {"inodes": 100}, ("Errno 28", "limit inodes")),
     "an object": ("class A: pass\nset_result([A()])", {}, ("result[0]: A is not data", "vars(x)")),
     "a function": ("set_result(len)", {}, ("is not data", "call it")),

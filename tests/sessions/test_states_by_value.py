@@ -246,6 +246,12 @@ CASES = {
         "now() > 0 and D.now() is not None",
         True,
     ),
+    "warnings and recursion": (
+        "import sys, warnings\nclass W(Warning): pass\nwarnings.simplefilter('error', W)\n"
+        "warnings.simplefilter('ignore')\nsys.setrecursionlimit(4321)",
+        "[warnings.filters[0][0], sys.getrecursionlimit()]",
+        ["ignore", 4321],
+    ),
     "decimal context": ("import decimal\ndecimal.getcontext().prec = 5", "str(decimal.Decimal(1) / 3)", "0.33333"),
     "partial and methods": (
         "import functools, operator\nf = functools.partial(pow, 2)\ng = [1].append\nh = operator.itemgetter(1)",

@@ -575,10 +575,26 @@ def _set_pandas(pandas: Any, settings: dict[str, Any]) -> None:
             pandas.set_option(name, value)
 
 
+def _filters(warnings: Any) -> Any:
+    # Classes of scripts are not there yet when these are set again.
+    return [each for each in warnings.filters if each[2].__module__ != "__main__"]
+
+
+def _set_filters(warnings: Any, filters: Any) -> None:
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)
+
+
+def _set_recursion(sys: Any, most: int) -> None:
+    sys.setrecursionlimit(max(most, sys.getrecursionlimit()))
+
+
 LIBRARIES: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]]] = {
     "numpy": (_numpy_settings, _set_numpy),
     "matplotlib": (lambda matplotlib: dict(matplotlib.rcParams), _set_matplotlib),
     "pandas": (_pandas_settings, _set_pandas),
     "decimal": (lambda decimal: decimal.getcontext(), lambda decimal, context: decimal.setcontext(context)),
+    "warnings": (_filters, _set_filters),
+    "sys": (lambda sys: sys.getrecursionlimit(), _set_recursion),
 }
 """Module to what returns its settings, and what sets them again."""

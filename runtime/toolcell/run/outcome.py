@@ -78,6 +78,9 @@ FRAMES, LOCALS = 10, 20
 LEFTOVERS, LEFTOVER_CHARS = 20, 120
 """Threads and processes that are named, and characters of each name."""
 
+FULL: Mapping[str, str] = {"limit inodes": "inodes", "[Errno 28]": "disk_bytes", "[Errno 24]": "open_files"}
+"""Words of an OSError to the limit that it met, the first that fits."""
+
 HINTS: Mapping[int, str] = {
     7: " (SIGBUS): memory of a file or of SharedMemory was used that its file system has no room for; raise disk_bytes",
 }
@@ -181,8 +184,8 @@ def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
     if error.type == "MemoryError":
         # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
         return Outcome.MEMORY_LIMIT, _limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
-    if error.type == "OSError" and "[Errno 28]" in error.message:
-        full = "inodes" if "limit inodes" in error.message else "disk_bytes"
+    full = next((limit for words, limit in FULL.items() if words in error.message), "")
+    if error.type == "OSError" and full:
         value, said = getattr(limits, full), f"the run's limit {full}"
         known = said in error.message  # the guest knows which limit, and not how much it is
         named = error.message.replace(said, f"{said}={value}") if known else f"{error.message} (limit {full}: {value})"
