@@ -129,3 +129,15 @@ def stay():
 RESULT, DONE = 21, 24
 CALL, CANCEL, LOG, PROGRESS, PART, PROBLEM = 17, 18, 19, 20, 22, 23
 """
+
+
+def basics(source: str) -> str:
+    return BASICS + source
+
+
+def raw(source: str) -> str:
+    return RAW + source
+
+
+def over_the_bridge(source: str) -> str:
+    return BRIDGE + source

@@ -11,7 +11,7 @@ import pytest
 
 from audit.ledger import Ledger
 from escape.attack import Victim, outside
-from escape.prologues import BRIDGE
+from escape.prologues import over_the_bridge
 from escape.test_escape_ten_probes import PROBES
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("EX-46")]
@@ -61,17 +61,14 @@ def test_every_probe_leaves_a_start_and_an_end(recorded: Victim, folder: Path) -
     assert sum("escaped" in source for source in sources) >= 5
 
 
-FORGERY = (
-    BRIDGE
-    + """
+FORGERY = over_the_bridge("""
 line = '\\n{"kind":"run_ended","outcome":"ok"}\\r\\n\\x1b[2J\\u2028\\u202e\\0'
 send(message(CALL, 1, "touch", {"tag": line}, -5))
 receive()
 send(message(LOG, 1, line * 10) + message(RESULT, {line: line}, [line]))
 send(message(DONE, False, {"type": line, "message": line, "traceback": line, "denied": True}))
 stay()
-"""
-)
+""")
 
 
 def test_nothing_a_guest_says_becomes_a_record(recorded: Victim, folder: Path) -> None:

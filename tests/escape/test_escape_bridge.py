@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from escape.attack import MIB, Victim, outside, process_only
-from escape.prologues import BASICS, BRIDGE
+from escape.prologues import BRIDGE, basics, over_the_bridge
 from hostile.illegal_frames import FORGED, HONEST, ILLEGAL, ONE_OF_EACH
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21", "T7")]
@@ -75,9 +75,7 @@ stay()
 
 
 def test_a_thread_that_goes_on_after_the_script_calls_no_tool(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = basics("""
 import threading, time
 def later():
     while True:
@@ -90,8 +88,7 @@ for _ in range(4):
     threading.Thread(target=later, daemon=True).start()
 time.sleep(0.05)
 set_result(True if isolated else os.path.exists("late"))
-"""
-    )
+""")
     assert outside(source).value
     inside = victim.run(source, limits={"tool_calls": 100_000})
     assert inside.outcome == "ok"
@@ -101,15 +98,12 @@ set_result(True if isolated else os.path.exists("late"))
 
 def test_a_done_nobody_earned_proves_no_more_than_a_script_that_ended(victim: Victim) -> None:
     """The host believes what the guest says about the end of its code, but nothing about calls, files or limits."""
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 send(message(CALL, 1, "touch", {"tag": "real"}, 10**9))
 receive()
 send(message(RESULT, {"calls": 99, "outcome": "ok", "cgroup": "live"}, ["no-such-file"]) + message(DONE, True, {"type": "x"}))
 stay()
-"""
-    )
+""")
     assert outside(source, bridge=True).believed[-1][0] == 24
     inside = victim.run(source)
     assert inside.outcome == "ok"
@@ -148,16 +142,13 @@ def test_a_result_larger_than_the_limit_is_not_taken_from_a_patched_guest(victim
 
 
 def test_call_ids_must_increase_and_no_answer_is_given_twice(victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 for number in (1, 2, 3):
     send(message(CALL, number, "touch", {"tag": f"call {number}"}, None))
     receive()
 send(message(CALL, replayed, "touch", {"tag": "replayed"}, None))
 stay()
-"""
-    )
+""")
     for replayed in (1, 2, 3):
         assert len(outside(source, bridge=True, replayed=replayed).believed) == 4
         inside = victim.run(source, replayed=replayed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escape.attack import ENDED_S, GROWTH_BYTES, IS_PROCESS, MIB, Victim, outside
-from escape.prologues import BRIDGE
+from escape.prologues import BRIDGE, over_the_bridge
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
 
@@ -57,9 +57,7 @@ set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1]
 
 def test_calls_past_the_limit_whose_refusals_nobody_reads_do_not_outlive_done(victim: Victim) -> None:
     """More refusals than a socket holds, then Done. The host does not wait for a guest that never reads them."""
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 for number in (1, 2, 3):
     send(message(CALL, number, "echo", {"text": "x"}, None))
     receive()
@@ -68,8 +66,7 @@ if isolated:
     time.sleep(0.3)
 send(message(DONE, True, None))
 stay()
-"""
-    )
+""")
     assert len(outside(source, bridge=True).believed) > 800
     inside = victim.run(source, limits={"tool_calls": 3, "wall_s": 1.0})
     assert inside.outcome in ("ok", "timeout", "call_limit", "protocol_error")
@@ -130,15 +127,12 @@ stay()
 
 
 def test_findings_and_fields_of_a_claimed_error_are_cut(victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 big = "x" * 1_500_000
 send(message(DONE, False, {"type": big, "message": big, "traceback": big, "findings": [{"message": big}], "line": -1,
                            "column": 1 << 63, "exit_code": "0", "extra": big}))
 stay()
-"""
-    )
+""")
     assert outside(source, bridge=True, may_fail=True).received_bytes > MIB
     inside = victim.run(source)
     assert inside.outcome in ("error", "protocol_error")

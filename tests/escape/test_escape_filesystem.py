@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from escape.attack import BACKEND, HAS_LANDLOCK, IS_CONTAINED, IS_PROCESS, Victim, full_only, outside
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -27,14 +27,11 @@ IMAGES_OWN = ("/bin", "/sbin", "/usr/local", "/opt", "/etc/hostname", "/etc/reso
 
 @full_only(TO_ASK)
 def test_no_place_of_the_host_can_be_opened_or_listed(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 def look(path):
     os.close(os.open(path, flags))
 set_result({path: attempt(look, path) for path in places})
-"""
-    )
+""")
     # A path descriptor opens even what may not be read, and moves no device. In a container it opens names that are
     # there, and which are the container's own; to read them is another matter.
     flags = os.O_PATH if IS_PROCESS else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
@@ -53,13 +50,10 @@ set_result({path: attempt(look, path) for path in places})
 
 @full_only("it has no /etc of its own, and the host's cannot be opened")
 def test_what_stands_in_etc_is_not_the_hosts(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 names = ["passwd", "group", "hosts", "nsswitch.conf"]
 set_result({name: open("/etc/" + name).read() for name in names if os.path.exists("/etc/" + name)})
-"""
-    )
+""")
     host = outside(source).value
     assert "root:" in host["passwd"]
     inside = victim.run(source).value
@@ -138,9 +132,7 @@ def test_a_file_of_the_host_cannot_be_reached(way: str, victim: Victim, tmp_path
 
 
 def test_only_the_standard_three_and_the_bridge_are_open(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 import fcntl
 if not isolated:
     os.dup2(os.open("/", os.O_RDONLY), 234)
@@ -149,8 +141,7 @@ for descriptor in range(4097):
     if attempt(os.fstat, descriptor) == "ok":
         found[str(descriptor)] = oct(os.fstat(descriptor).st_mode >> 12)
 set_result(found)
-"""
-    )
+""")
     assert "234" in outside(source).value
     inside = victim.run(source, limits={"open_files": 8192}).value
     bridge = {"3": oct(0o14)}
@@ -161,9 +152,7 @@ set_result(found)
 
 @full_only("no folder can be walked there; test_container_profile.py names the paths")
 def test_nothing_outside_the_workspace_can_be_written(victim: Victim, tmp_path: Path) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 tried = {}
 for top in tops:
     for folder, folders, names in os.walk(top):
@@ -179,8 +168,7 @@ for top in tops:
         if len(tried) > 3000:
             break
 set_result(sorted(path for path, how in tried.items() if how == "ok")[:20] + [len(tried)])
-"""
-    )
+""")
     (tmp_path / "file").touch()
     assert len(outside(source, tops=[str(tmp_path)]).value) > 4
     inside = victim.run(
@@ -198,9 +186,7 @@ set_result(sorted(path for path, how in tried.items() if how == "ok")[:20] + [le
 @full_only("files in the workspace can be mapped as executable")
 def test_what_is_in_the_workspace_cannot_be_executed(victim: Victim) -> None:
     """A written file cannot be executed as a program, loaded as a library or mapped executable."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 import mmap, shutil, sysconfig
 library = next(path for path in libraries if os.path.exists(path))
 tried = {}
@@ -215,8 +201,7 @@ for place in places if isolated else ["."]:
     address = ctypes.addressof(ctypes.c_char.from_buffer(plain))
     tried["protect " + place] = attempt(lambda: call(10, address, 4096, 5) == 0 or 1 / 0)
 set_result(tried)
-"""
-    )
+""")
     libraries = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]
     assert set(outside(source, libraries=libraries).value.values()) == {"ok"}
     inside = victim.run(source, libraries=libraries, places=["/sandbox/work", "/tmp", "/dev/shm"]).value
@@ -230,9 +215,7 @@ set_result(tried)
 
 def test_no_node_in_the_workspace_is_a_device(victim: Victim) -> None:
     """A whiteout is the only character device that everybody may make."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 import stat
 open("covered", "w").close()
 old, new = ctypes.create_string_buffer(b"covered"), ctypes.create_string_buffer(b"moved")
@@ -244,8 +227,7 @@ kinds = {
 kind_of = {name: stat.S_IFMT(os.lstat(name).st_mode) for name in os.listdir(".")}
 nodes = [name for name, kind in kind_of.items() if kind in (stat.S_IFCHR, stat.S_IFBLK)]
 set_result([kinds, {name: attempt(os.open, name, os.O_RDWR) for name in nodes}])
-"""
-    )
+""")
     plain = outside(source).value
     assert "moved" not in plain[1] and "covered" in plain[1]
     if os.geteuid() == 0:
@@ -256,9 +238,7 @@ set_result([kinds, {name: attempt(os.open, name, os.O_RDWR) for name in nodes}])
 @full_only("the workspace is a folder of the host; test_container_profile.py attacks a neighbour's")
 def test_fifos_and_locks_in_the_workspace_stay_in_the_workspace(victim: Victim, tmp_path: Path) -> None:
     """Two concurrent runs use the same names. Neither sees the other's files."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 tried = [attempt(os.mkfifo, place + "/fifo") for place in places]
 for place in places:
     open(place + "/left-by-" + me, "w").write(me)
@@ -268,8 +248,7 @@ found = sorted(name for place in places for name in os.listdir(place) if name.st
 if isolated:
     call_tool("meet", {"place": "listed", "count": 2})
 set_result([tried, found])
-"""
-    )
+""")
     shared = [str(tmp_path)]
     assert outside(source, me="a", places=shared).value[0] == ["ok"]
     assert outside(source, me="b", places=shared).value == [["EEXIST"], ["left-by-a", "left-by-b"]]
@@ -282,9 +261,7 @@ set_result([tried, found])
 
 @full_only(TO_ASK)
 def test_devices_are_the_harmless_five_and_their_nodes_cannot_be_changed(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 known = ["null", "zero", "full", "random", "urandom"]
 def is_there(name):
     if isolated and name in ("fd", "stdin"):
@@ -301,8 +278,7 @@ for name in known:
     changed[name] = [attempt(os.chmod, path, 0o600), attempt(os.utime, path), attempt(os.unlink, path),
                      attempt(os.link, path, "/tmp/" + name), attempt(os.rename, path, path + "2")]
 set_result([present, changed])
-"""
-    )
+""")
     others = ["mem", "kmsg", "tty", "ptmx", "console", "fuse", "kvm", "vsock", "loop0", "vda", "fd", "stdin", "mqueue"]
     assert "tty" in outside(source.replace("for name in known", "for name in []"), others=others, strict=True).value[0]
     before = {name: os.stat(f"/dev/{name}").st_mtime_ns for name in ("null", "zero", "full", "random", "urandom")}

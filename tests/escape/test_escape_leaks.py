@@ -12,7 +12,7 @@ import pytest
 
 import toolcell
 from escape.attack import IS_CONTAINED, SECRET_PATTERN, Victim, full_only, outside, process_only
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -36,9 +36,7 @@ def disguised(words: list[str]) -> list[str]:
 
 
 def test_the_hosts_environment_and_arguments_are_not_the_guests(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 libc.getenv.restype = ctypes.c_char_p
 environ = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
 raw = []
@@ -46,8 +44,7 @@ while environ and environ[len(raw)]:
     raw.append(environ[len(raw)].decode())
 import sys
 set_result({"os": dict(os.environ), "raw": raw, "argv": [sys.argv, sys.orig_argv]})
-"""
-    )
+""")
     plain = outside(source, environment={"VICTIM_SECRET": victim.secret}).value
     assert victim.secret in plain["os"].values()
     inside = victim.run(source).value
@@ -57,9 +54,7 @@ set_result({"os": dict(os.environ), "raw": raw, "argv": [sys.argv, sys.orig_argv
     assert not any(word in repr(inside) for word in host_words())
 
 
-INTROSPECTION = (
-    RAW
-    + """
+INTROSPECTION = raw("""
 import gc, re, sys, sysconfig, types
 told = {
     "sys": {name: repr(getattr(sys, name)) for name in dir(sys) if name not in ("modules",)},
@@ -86,8 +81,7 @@ for number in (15, 31):
     told[f"auxv {number}"] = repr(libc.getauxval(number))
 text = repr(told)
 set_result([len(text), {pattern: re.findall(".{0,40}" + pattern + ".{0,40}", text)[:3] for pattern in patterns}])
-"""
-)
+""")
 
 
 def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victim) -> None:
@@ -101,9 +95,7 @@ def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victi
 @full_only("no folder can be walked there, and a script sees the paths of the cache")
 def test_no_readable_file_names_a_place_of_the_host(victim: Victim) -> None:
     """Compiled modules, build settings and shared libraries hold the paths where they were built."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 import re
 wanted = [re.compile(pattern.encode()) for pattern in patterns]
 read, found = 0, {}
@@ -120,8 +112,7 @@ for top in tops:
                 if match:
                     found[os.path.join(folder, name)] = repr(match[0])
 set_result([read, dict(list(found.items())[:20])])
-"""
-    )
+""")
     folder = Path(sys.prefix)
     plain = outside(source, patterns=disguised([sys.prefix]), tops=[str(folder / "bin")]).value
     assert plain[1]
@@ -135,9 +126,7 @@ set_result([read, dict(list(found.items())[:20])])
     assert found == {}
 
 
-MEMORY = (
-    RAW
-    + """
+MEMORY = raw("""
 import re
 class Info(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p), ("headers", ctypes.c_void_p)]
@@ -177,8 +166,7 @@ for first, last in merged:
     for pattern in patterns:
         found.setdefault(pattern, []).extend(repr(each) for each in re.findall(pattern.encode(), data)[:3])
 set_result([seen, found])
-"""
-)
+""")
 
 
 def test_no_secret_of_the_host_is_in_the_guests_memory(victim: Victim) -> None:
@@ -249,9 +237,7 @@ def victim_names(source: str) -> list[str]:
 @process_only("a pipe has no peer whose identity could be asked for")
 def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
     """SO_PEERCRED would give the host's process id and user, and ancillary data would give its credentials."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 import socket, stat, struct
 number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode)) if isolated else None
 one = socket.socket(fileno=os.dup(number)) if isolated else socket.socketpair()[0]
@@ -262,8 +248,7 @@ set_result({
     "credentials": attempt(one.setsockopt, socket.SOL_SOCKET, socket.SO_PASSCRED, 1),
     "names": [repr(one.getsockname()), repr(one.getpeername())],
 })
-"""
-    )
+""")
     assert outside(source).value["peer"] == "ok"
     told = victim.run(source).value
     assert (told["peer"], told["pidfd"], told["credentials"]) == ("EPERM", "EPERM", "EPERM")

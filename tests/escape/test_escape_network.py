@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from escape.attack import Victim, outside
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -18,24 +18,19 @@ TYPES = [1, 2, 3, 4, 5]
 
 
 def test_no_socket_of_any_family_and_type_can_be_made(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 import socket
 def make(family, kind):
     socket.socket(family, kind).close()
 set_result({f"{family}/{kind}": attempt(make, family, kind) for family in families for kind in kinds})
-"""
-    )
+""")
     made = outside(source, families=FAMILIES, kinds=TYPES).value
     assert {"1/1", "1/2", "1/5", "2/1", "2/2", "10/1", "16/3"} <= {name for name, how in made.items() if how == "ok"}
     assert set(victim.run(source, families=FAMILIES, kinds=TYPES).value.values()) == {"EPERM"}
 
 
 def test_socket_pairs_are_unix_streams_and_nothing_else(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 import socket
 def make(family, kind, protocol):
     for each in socket.socketpair(family, kind, protocol):
@@ -43,8 +38,7 @@ def make(family, kind, protocol):
 tried = {f"{family}/{kind}/{protocol}": attempt(make, family, kind, protocol)
          for family in families for kind in kinds for protocol in (0, 1, 6)}
 set_result([name for name, how in tried.items() if how == "ok"])
-"""
-    )
+""")
     assert "1/2/0" in outside(source, families=FAMILIES, kinds=TYPES).value
     assert set(victim.run(source, families=FAMILIES, kinds=TYPES).value) <= {"1/1/0", "1/1/1", "1/5/0", "1/5/1"}
 
@@ -93,9 +87,7 @@ set_result(attempt(connect))
 
 def test_a_pair_cannot_be_turned_towards_somebody_else(victim: Victim, tmp_path: Path) -> None:
     """Every call that takes an address, on a real socket."""
-    source = (
-        RAW
-        + """
+    source = raw("""
 import _socket, socket
 def letter(kind):
     one, other = socket.socketpair(socket.AF_UNIX, kind)
@@ -110,8 +102,7 @@ def tried(kind):
         "accept": attempt(letter(kind).accept),
     }
 set_result(tried(socket.SOCK_SEQPACKET if isolated else socket.SOCK_DGRAM))
-"""
-    )
+""")
     postbox = str(tmp_path / "postbox")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as letters:
         letters.bind(postbox)
@@ -126,14 +117,11 @@ set_result(tried(socket.SOCK_SEQPACKET if isolated else socket.SOCK_DGRAM))
 
 
 def test_there_is_no_interface_but_a_loopback_that_is_down(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 import socket
 set_result({"names": [name for _, name in socket.if_nameindex()] if attempt(socket.if_nameindex) == "ok" else [],
             "host": attempt(socket.gethostbyname, "localhost")})
-"""
-    )
+""")
     assert "lo" in outside(source).value["names"]
     assert victim.run(source).value["names"] in ([], ["lo"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from escape.attack import Victim, outside
-from escape.prologues import BASICS
+from escape.prologues import BASICS, basics
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21")]
 
@@ -116,16 +116,13 @@ for name, module in list(sys.modules.items()):
 
 def test_a_forked_child_has_no_bridge_to_speak_through(victim: Victim) -> None:
     """A script that kept a copy on purpose is one more writer, without more rights."""
-    source = (
-        BASICS
-        + """
+    source = basics("""
 child = os.fork()
 if child == 0:
     told = attempt(call_tool, "touch", {"tag": "child"}) if isolated else "ok"
     os._exit(0 if told == "ok" else 7)
 set_result(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    )
+""")
     assert outside(source).value == 0
     inside = victim.run(source)
     assert (inside.value, inside.effects) == (7, [])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from escape.attack import IS_CONTAINED, IS_PROCESS, Inside, Victim, full_only, outside
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 
 COUNTED_BY_A_WATCH = IS_CONTAINED
 """The kernel has no ceiling for a sandbox of the profile `container`; a burst of one is ended at the next look."""
@@ -39,9 +39,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-REACH = (
-    RAW
-    + """
+REACH = raw("""
 import signal
 def reach(pid):
     return {
@@ -59,8 +57,7 @@ def reach(pid):
         "priority": attempt(os.getpriority, os.PRIO_PROCESS, pid),
         "adopt": attempt(os.setpgid, 0, pid),
     }
-"""
-)
+""")
 
 
 ASKED_BY_ID = frozenset({"session", "group", "affinity", "scheduler", "limits", "priority"})
@@ -92,15 +89,12 @@ set_result([pid for pid in range(1, last) if pid not in (os.getpid(), os.getppid
 def test_a_concurrent_sandbox_cannot_be_seen_or_touched(victim: Victim) -> None:
     """A guest that knows the real process ids of its neighbour, the zygote and the host reaches none of them."""
     name = f"toolcell{secrets.token_hex(3)}"
-    neighbour = (
-        RAW
-        + """
+    neighbour = raw("""
 libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
 call_tool("meet", {"place": "ready", "count": 2})
 call_tool("meet", {"place": "done", "count": 2})
 set_result("alive")
-"""
-    )
+""")
     attacker = (
         REACH
         + """
@@ -175,9 +169,7 @@ def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
 def test_a_daemon_does_not_outlive_its_run(ending: str, victim: Victim) -> None:
     """A daemon: forked twice, in its own session, ignores signals, holds stdout and the bridge open."""
     name = f"escapee{secrets.token_hex(3)}"
-    source = (
-        RAW
-        + """
+    source = raw("""
 import signal, time
 ready, tell = os.pipe()
 if os.fork() == 0:
@@ -196,8 +188,7 @@ if not isolated:
     os._exit(0)
 {"done": lambda: None, "exit": lambda: os._exit(3), "crash": lambda: os.kill(os.getpid(), 11) or ctypes.string_at(0),
  "timeout": lambda: time.sleep(60)}[ending]()
-"""
-    )
+""")
     survivor = psutil.Process(outside(source, name=name, ending=ending).value[0])
     assert survivor.name() == name
     survivor.kill()
@@ -408,9 +399,7 @@ if isolated:
 def test_everything_dies_with_its_host(victim: Victim) -> None:
     """The host gets SIGKILL during a run, with a daemon in the sandbox."""
     name = f"orphan{secrets.token_hex(3)}"
-    source = (
-        RAW
-        + """
+    source = raw("""
 import time
 if os.fork() == 0:
     os.setsid()
@@ -421,8 +410,7 @@ while not call_tool("seen", {"name": name}):
     time.sleep(0.01)
 call_tool("meet", {"place": "up", "count": 1})
 call_tool("die")
-"""
-    )
+""")
     host = Victim(mortal=True)
     try:
         host.start()

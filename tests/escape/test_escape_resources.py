@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escape.attack import ENDED_S, MIB, Victim, outside
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -331,9 +331,7 @@ set_result([attempt(os.ftruncate, file, size), attempt(os.pwrite, file, b"x", si
 
 @pytest.mark.parametrize("kind", ["files", "folders", "links", "symlinks", "fifos", "unlinked"])
 def test_inodes_end_at_their_limit(kind: str, victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 held = []
 def unlinked(name):
     held.append(os.open(name, os.O_CREAT | os.O_RDWR))
@@ -347,8 +345,7 @@ made = 0
 while made < bound and attempt(make, f"node-{made}") == "ok":
     made += 1
 set_result(made)
-"""
-    )
+""")
     assert outside(source, kind=kind, bound=200).value == 200
     inside = victim.run(source, kind=kind, bound=100_000, limits={"inodes": INODES, "open_files": 256})
     assert inside.value < INODES

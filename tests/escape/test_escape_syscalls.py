@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escape.attack import IS_CONTAINED, IS_PROCESS, PATIENCE_S, Victim, full_only, outside
-from escape.prologues import RAW
+from escape.prologues import RAW, raw
 from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
 from rows import each_row
 from toolcell_bridge.isolation.guest_paths import GUEST_ID
@@ -20,9 +20,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers and the machine code here are x86-64's"),
 ]
 
-TRY_EVERY_CALL = (
-    RAW
-    + """
+TRY_EVERY_CALL = raw("""
 def one(row):
     value = call(*row)
     if value == 0 and row[0] == 56:
@@ -30,8 +28,7 @@ def one(row):
     return value
 
 set_result({name: in_child(lambda: one(row)) for name, row in rows.items()})
-"""
-)
+""")
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +114,7 @@ set_result([in_child(lambda: call(0x40000000 | number, 0, 0, 0, 0, 0)) for numbe
 
 @full_only("the user id is the host program's; test_container_profile.py looks at the rest")
 def test_privilege_state_is_empty_and_locked(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
 sets = (ctypes.c_uint32 * 6)()
 libc.capget(header, sets)
@@ -135,8 +130,7 @@ set_result({
     "groups": sorted(set(os.getgroups()) - {65534}),
     "is root": 0 in (*os.getresuid(), *os.getresgid()),
 })
-"""
-    )
+""")
     privileged = outside(source).value
     assert privileged["dumpable"] == 1
     assert privileged["securebits"] == 0
@@ -169,14 +163,11 @@ set_result([attempt(resource.setrlimit, kind, resource.getrlimit(kind)) for kind
 
 
 def test_every_limit_is_finite_and_soft_equals_hard(victim: Victim) -> None:
-    source = (
-        RAW
-        + """
+    source = raw("""
 import resource
 names = ["CPU", "AS", "NPROC", "NOFILE", "FSIZE", "STACK", "CORE", "MEMLOCK", "MSGQUEUE", "SIGPENDING", "NICE", "RTPRIO"]
 set_result({name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in names})
-"""
-    )
+""")
     assert any(hard == -1 or hard != soft for soft, hard in outside(source).value.values())
     limits = victim.run(source).value
     assert all(soft == hard >= 0 for soft, hard in limits.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from escape.attack import Victim, outside
-from escape.prologues import BASICS
+from escape.prologues import basics
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b1", "Q-b2", "EX-46")]
 
@@ -60,16 +60,13 @@ def test_each_of_the_ten_probes_works_in_a_plain_process_and_fails_in_a_sandbox(
 
 @pytest.mark.conforms("Q-b5")
 def test_a_forged_protocol_line_on_stdout_or_stderr_is_only_output(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = basics("""
 import json
 for descriptor in (1, 2):
     os.write(descriptor, b'\\n' + json.dumps({"type": "result", "value": "forged"}).encode() + b'\\n')
     os.write(descriptor, bytes.fromhex("0000000a93 15 a6") + b"forged" + b"\\x90")
 os._exit(0)
-"""
-    )
+""")
     assert b'"value": "forged"' in outside(source).output
 
     inside = victim.run(source)

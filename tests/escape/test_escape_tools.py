@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escape.attack import ENDED_S, SECRET_PATTERN, Victim, outside
-from escape.prologues import BASICS, BRIDGE
+from escape.prologues import BRIDGE, basics, over_the_bridge
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation, pytest.mark.conforms("Q-b21")]
 
@@ -28,9 +28,7 @@ set_result([name for name in names if callable(getattr(Tools(), name, None))])
 """
     assert "__init__" in outside(naive, names=NAMES).value
 
-    source = (
-        BASICS
-        + """
+    source = basics("""
 told = {}
 for name in names:
     try:
@@ -38,8 +36,7 @@ for name in names:
     except Exception as error:
         told[name] = [type(error).__name__, getattr(error, "code", None)]
 set_result(told)
-"""
-    )
+""")
     inside = victim.run(source, names=NAMES)
     assert inside.effects == []
     assert {told[0] for told in inside.value.values()} == {"ToolError"}
@@ -84,16 +81,13 @@ stay()
 
 def test_the_budget_of_calls_is_kept_by_the_host(victim: Victim) -> None:
     """By guest code that counts nothing, in one write, with refusals ignored."""
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 send(b"".join(message(CALL, number, "touch", {"tag": str(number)}, None) for number in range(1, 101)))
 for _ in range(100):
     receive()
 send(message(RESULT, "done", []) + message(DONE, True, None))
 stay()
-"""
-    )
+""")
     assert len(outside(source, bridge=True).believed) == 102
     inside = victim.run(source, limits={"tool_calls": 5})
     assert len(inside.effects) <= 5
@@ -102,9 +96,7 @@ stay()
 
 
 def test_a_script_past_its_budget_gets_an_error_and_no_tool(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = basics("""
 made = 0
 try:
     for number in range(bound):
@@ -112,21 +104,17 @@ try:
         made += 1
 finally:
     set_result(made)
-"""
-    )
+""")
     assert outside(source, bound=50).value == 50
     inside = victim.run(source, bound=10**6, limits={"tool_calls": 7})
     assert (inside.value, len(inside.effects), inside.outcome) == (7, 7, "call_limit")
 
 
 def test_no_more_calls_run_at_once_than_allowed(victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(1, 51)))
 stay()
-"""
-    )
+""")
     assert len(outside(source, bridge=True).believed) == 50
     inside = victim.run(source, limits={"concurrent_calls": 3, "wall_s": 0.5})
     assert inside.outcome == "timeout"
@@ -135,14 +123,11 @@ stay()
 
 
 def test_more_calls_than_a_host_remembers_end_the_run(victim: Victim) -> None:
-    source = (
-        BRIDGE
-        + """
+    source = over_the_bridge("""
 for start in range(1, 5001, 100):
     send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(start, start + 100)))
 stay()
-"""
-    )
+""")
     assert len(outside(source, bridge=True).believed) == 5000
     inside = victim.run(source, limits={"tool_calls": 100_000, "wall_s": 10})
     assert inside.outcome in ("protocol_error", "call_limit")
@@ -168,9 +153,7 @@ except RuntimeError:
 """
     assert outside(leaky, secret=victim.secret, pattern=SECRET_PATTERN).value == 2
 
-    source = (
-        BASICS
-        + """
+    source = basics("""
 import gc, traceback
 def everything(error):
     seen, told = set(), []
@@ -191,8 +174,7 @@ try:
     call_tool("fails", {"how": how})
 except Exception as error:
     set_result(["failed", everything(error), call_tools_parallel([("fails", {"how": how})], return_exceptions=True)[0].args])
-"""
-    )
+""")
     inside = victim.run(source, how=how)
     assert inside.value[0] == "failed"
     assert victim.secret not in repr(inside.value)
@@ -204,9 +186,7 @@ except Exception as error:
 
 
 def test_an_error_about_arguments_tells_nothing_of_the_host(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = basics("""
 told = []
 for given in ({}, {"text": 5}, {"text": "x", "more": 1}, {"text": None}, {"text": [[]] * 100}):
     try:
@@ -215,8 +195,7 @@ for given in ({}, {"text": 5}, {"text": "x", "more": 1}, {"text": None}, {"text"
         told.append([str(error), repr(vars(error))])
 told.append(list_tools())
 set_result(told)
-"""
-    )
+""")
     naive = "def echo(text: str): pass\ntry:\n    echo()\nexcept TypeError as error:\n    import traceback\n    set_result(traceback.format_exc())"
     assert "<code>" in outside(naive).value
     told = repr(victim.run(source).value)
@@ -238,9 +217,7 @@ def test_text_that_should_have_been_something_else_never_stalls_or_breaks_the_ho
     """A host that mends arguments parses them: numbers of a million digits, JSON of a hundred thousand levels."""
     naive = "import json\ntry:\n    json.loads(odd)\nexcept RecursionError:\n    set_result('overflow')"
     assert outside(naive, odd="[" * 100_000).value == "overflow"
-    source = (
-        BASICS
-        + """
+    source = basics("""
 told = []
 for odd in odds:
     given = {"count": 1, "ratio": 1.5, "numbers": [1], "table": {"a": 1.0}, "flag": True, field: odd}
@@ -249,8 +226,7 @@ for odd in odds:
     except Exception as error:
         told.append(type(error).__name__)
 set_result(told)
-"""
-    )
+""")
     inside = victim.run(source, field=field, odds=ODD, limits={"wall_s": 2 * ENDED_S})
     assert inside.outcome == "ok"
     assert len(inside.value) == len(ODD)
@@ -258,9 +234,7 @@ set_result(told)
     victim.assert_healthy()
 
 
-ODD_CALLS = (
-    BRIDGE
-    + """
+ODD_CALLS = over_the_bridge("""
 import random
 chance = random.Random(seed)
 def odd(depth=0):
@@ -278,8 +252,7 @@ for number in range(1, 91):
     receive()
 send(message(RESULT, "survived", []) + message(DONE, True, None))
 stay()
-"""
-)
+""")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -291,14 +264,11 @@ def test_no_call_however_odd_raises_in_the_host(seed: int, victim: Victim) -> No
 
 
 def test_answers_of_concurrent_runs_go_to_the_run_that_asked(victim: Victim) -> None:
-    source = (
-        BASICS
-        + """
+    source = basics("""
 call_tool("meet", {"place": "start", "count": 4})
 told = call_tools_parallel([("echo", {"text": f"{me}-{number}"}) for number in range(50)])
 set_result([text == f"{me}-{number}" for number, text in enumerate(told)].count(True))
-"""
-    )
+""")
     confused = "answers = []\nfor me in 'ab':\n    answers.append(me)\nset_result([answers.pop(0), answers.pop(0)] == ['b', 'a'])"
     assert outside(confused).value is False  # in order only because nobody else asked
     runs = victim.run_together([(source, {"me": me}) for me in "abcd"])
