@@ -175,17 +175,15 @@ def test_a_command_without_built_in_tools_makes_none() -> None:
     assert BuiltinFlags().with_tools(None) is None
 
 
-def test_stores_are_closed_and_one_place_is_one_store() -> None:
-    async def work() -> None:
-        async with opened_dependencies():
-            made = BuiltinFlags(builtin=["schedule"], store="s.db").with_tools(None)
-            assert made is not None
-            result = await made.dispatch("schedule_list", {})
-            assert result.text == "No scheduled actions."
-            assert Path("s.db-wal").exists()
-        assert not Path("s.db-wal").exists()
-
-    anyio.run(work)
+@pytest.mark.anyio
+async def test_stores_are_closed_and_one_place_is_one_store() -> None:
+    async with opened_dependencies():
+        made = BuiltinFlags(builtin=["schedule"], store="s.db").with_tools(None)
+        assert made is not None
+        result = await made.dispatch("schedule_list", {})
+        assert result.text == "No scheduled actions."
+        assert Path("s.db-wal").exists()
+    assert not Path("s.db-wal").exists()
 
 
 def test_an_address_of_postgres_is_no_file() -> None:

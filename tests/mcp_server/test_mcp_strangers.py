@@ -98,63 +98,57 @@ async def serving(limits: HttpLimits) -> AsyncIterator[int]:
 HEAD = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
+@pytest.mark.anyio
 @each_row("sent", [b"", b"POST /mc", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"])
-def test_half_a_request_to_an_mcp_server_is_given_up(sent: bytes) -> None:
-    async def check() -> None:
-        async with serving(HttpLimits(head_s=0.1, body_s=0.1)) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
-            async with asyncio.timeout(20):
-                assert await reader.read() == b""
-            writer.close()
-
-    asyncio.run(check())
+async def test_half_a_request_to_an_mcp_server_is_given_up(sent: bytes) -> None:
+    async with serving(HttpLimits(head_s=0.1, body_s=0.1)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()
 
 
-def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcell.mcp.http.RECEIVING_BYTES", 1 << 20)
     body, size = b"{" + b" " * 300_000, 400_000
 
-    async def check() -> None:
-        async with serving(HttpLimits(body_s=600)) as port:
-            made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-            for _, writer in made:
-                writer.write(HEAD + f"Accept: text/event-stream\r\nContent-Length: {size}\r\n\r\n".encode() + body)
-            async with asyncio.timeout(20):
-                answers = [asyncio.create_task(reader.readline()) for reader, _ in made]
-                done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-            assert all(each.result().startswith(b"HTTP/1.1 503") for each in done)
-            assert waiting
-            for each in waiting:
-                each.cancel()
-            for _, writer in made:
-                writer.close()
-
-    asyncio.run(check())
+    async with serving(HttpLimits(body_s=600)) as port:
+        made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for _, writer in made:
+            writer.write(HEAD + f"Accept: text/event-stream\r\nContent-Length: {size}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(20):
+            answers = [asyncio.create_task(reader.readline()) for reader, _ in made]
+            done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert all(each.result().startswith(b"HTTP/1.1 503") for each in done)
+        assert waiting
+        for each in waiting:
+            each.cancel()
+        for _, writer in made:
+            writer.close()
 
 
-def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
+@pytest.mark.anyio
+async def test_a_body_of_very_many_elements_is_refused_before_it_is_parsed() -> None:
     lists = ",".join(["[]"] * (MAX_ELEMENTS + 1))
     many = f'{{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {{"x": [{lists}]}}}}'
     text = '{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "%s"}}' % ("[,{" * MAX_ELEMENTS)
 
-    async def check() -> None:
-        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
-            headers = HEADERS | {"content-type": "application/json"}
-            found = [
-                await client.post(f"http://127.0.0.1:{port}/mcp", content=body, headers=headers)
-                for body in (many, text)
-            ]
-        assert found[0].status_code == 413 and f"more than {MAX_ELEMENTS} lists, dicts" in found[0].text
-        assert found[1].status_code != 413  # what stands in a text is not a structure
-
-    asyncio.run(check())
+    async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+        headers = HEADERS | {"content-type": "application/json"}
+        found = [
+            await client.post(f"http://127.0.0.1:{port}/mcp", content=body, headers=headers) for body in (many, text)
+        ]
+    assert found[0].status_code == 413 and f"more than {MAX_ELEMENTS} lists, dicts" in found[0].text
+    assert found[1].status_code != 413  # what stands in a text is not a structure
 
 
 WRONG = {str(number): 0 for number in range(20_000)}
 CLIENT = {"io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1", "icons": [0] * 20_000}}
 
 
+@pytest.mark.anyio
 @each_row(
     "params",
     [
@@ -163,46 +157,39 @@ CLIENT = {"io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1", "i
         {"name": "search_tools", "_meta": CLIENT},
     ],
 )
-def test_a_body_of_wrong_items_is_refused_before_a_model_checks_each(params: dict[str, object]) -> None:
+async def test_a_body_of_wrong_items_is_refused_before_a_model_checks_each(params: dict[str, object]) -> None:
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
-    async def check() -> None:
-        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
-            found = await client.post(f"http://127.0.0.1:{port}/mcp", json=body, headers=HEADERS)
-        assert (found.status_code, found.text) == (413, f"the message cannot be read: {TOO_MANY_CHECKED}")
-
-    asyncio.run(check())
+    async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+        found = await client.post(f"http://127.0.0.1:{port}/mcp", json=body, headers=HEADERS)
+    assert (found.status_code, found.text) == (413, f"the message cannot be read: {TOO_MANY_CHECKED}")
 
 
-def test_a_large_body_that_is_no_message_is_refused_before_it_is_written_out() -> None:
+@pytest.mark.anyio
+async def test_a_large_body_that_is_no_message_is_refused_before_it_is_written_out() -> None:
     items = ",".join(['{"a": 1}'] * (MAX_ELEMENTS // 8))
     body = f'{{"jsonrpc": "2.0", "id": 1, "params": [{items}]}}'
 
-    async def check() -> None:
-        async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
-            headers = HEADERS | {"content-type": "application/json"}
-            url = f"http://127.0.0.1:{port}/mcp"
-            found = [await client.post(url, content=each, headers=headers) for each in (body, body[:-1])]
-        assert [(each.status_code, each.text) for each in found] == [
-            (400, "the body is not a message of JSON-RPC 2.0"),
-            (400, f"the body is not JSON: EOF while parsing an object at line 1 column {len(body) - 1}"),
-        ]
-
-    asyncio.run(check())
+    async with serving(HttpLimits()) as port, httpx.AsyncClient(timeout=60) as client:
+        headers = HEADERS | {"content-type": "application/json"}
+        url = f"http://127.0.0.1:{port}/mcp"
+        found = [await client.post(url, content=each, headers=headers) for each in (body, body[:-1])]
+    assert [(each.status_code, each.text) for each in found] == [
+        (400, "the body is not a message of JSON-RPC 2.0"),
+        (400, f"the body is not JSON: EOF while parsing an object at line 1 column {len(body) - 1}"),
+    ]
 
 
-def test_of_too_many_silent_connections_the_oldest_makes_room() -> None:
-    async def check() -> None:
-        async with serving(HttpLimits(head_s=600, connections=3)) as port:
-            made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-            async with asyncio.timeout(20):
-                with pytest.raises(ConnectionResetError):
-                    assert await made[0][0].read() == b""
-                    raise ConnectionResetError
-                for reader, writer in made[1:]:  # the others are still served
-                    writer.write(b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                    assert (await reader.readline()).startswith(b"HTTP/1.1 404")
-            for _, writer in made:
-                writer.close()
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_of_too_many_silent_connections_the_oldest_makes_room() -> None:
+    async with serving(HttpLimits(head_s=600, connections=3)) as port:
+        made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        async with asyncio.timeout(20):
+            with pytest.raises(ConnectionResetError):
+                assert await made[0][0].read() == b""
+                raise ConnectionResetError
+            for reader, writer in made[1:]:  # the others are still served
+                writer.write(b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        for _, writer in made:
+            writer.close()

@@ -90,41 +90,37 @@ def test_a_message_of_exactly_some_frames_ends_with_an_empty_one() -> None:
     assert received(*frames_of(message)) == [message]
 
 
-def test_who_sends_faster_than_the_connection_carries_is_made_to_wait() -> None:
-    async def main() -> None:
-        line = Line()
-        line.may_send.clear()
-        async with Connection(line, MESSAGE_BYTES) as connection:
+@pytest.mark.anyio
+async def test_who_sends_faster_than_the_connection_carries_is_made_to_wait() -> None:
+    line = Line()
+    line.may_send.clear()
+    async with Connection(line, MESSAGE_BYTES) as connection:
 
-            async def send() -> None:
-                for _ in range(100):
-                    await connection.send(Response(1, None, b"x" * 100_000))
+        async def send() -> None:
+            for _ in range(100):
+                await connection.send(Response(1, None, b"x" * 100_000))
 
-            sending = asyncio.create_task(send())
-            for _ in range(1000):
-                await asyncio.sleep(0)
-            assert QUEUE_BYTES < connection.waiting_bytes < QUEUE_BYTES + 110_000
-            line.may_send.set()
-            await asyncio.wait_for(sending, 60)
-            while connection.waiting_bytes:
-                await asyncio.sleep(0)
-        assert sum(map(len, line.sent)) > 10_000_000
-
-    asyncio.run(main())
-
-
-def test_nobody_waits_for_a_connection_that_is_over() -> None:
-    async def main() -> None:
-        line = Line()
-        line.may_send.clear()
-        async with Connection(line, MESSAGE_BYTES) as connection:
-            connection.post(Response(1, None, b"x" * 2 * QUEUE_BYTES))
-            sending = asyncio.create_task(connection.send(Response(1, None, 1)))
+        sending = asyncio.create_task(send())
+        for _ in range(1000):
             await asyncio.sleep(0)
+        assert QUEUE_BYTES < connection.waiting_bytes < QUEUE_BYTES + 110_000
+        line.may_send.set()
         await asyncio.wait_for(sending, 60)
-        connection.post(Response(1, None, 1))
+        while connection.waiting_bytes:
+            await asyncio.sleep(0)
+    assert sum(map(len, line.sent)) > 10_000_000
 
-    asyncio.run(main())
+
+@pytest.mark.anyio
+async def test_nobody_waits_for_a_connection_that_is_over() -> None:
+    line = Line()
+    line.may_send.clear()
+    async with Connection(line, MESSAGE_BYTES) as connection:
+        connection.post(Response(1, None, b"x" * 2 * QUEUE_BYTES))
+        sending = asyncio.create_task(connection.send(Response(1, None, 1)))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(sending, 60)
+    connection.post(Response(1, None, 1))
 
 
 def test_a_short_message_does_not_wait_for_the_acknowledgement_of_the_one_before() -> None:

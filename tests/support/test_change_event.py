@@ -12,52 +12,48 @@ pytestmark = pytest.mark.quick
 LONG_S = 60.0
 
 
-def test_a_report_wakes_everybody_who_waits_then_and_nobody_after() -> None:
+@pytest.mark.anyio
+async def test_a_report_wakes_everybody_who_waits_then_and_nobody_after() -> None:
     woken: list[str] = []
 
-    async def main() -> None:
-        change = ChangeEvent()
+    change = ChangeEvent()
 
-        async def waiter(name: str) -> None:
+    async def waiter(name: str) -> None:
+        await change.wait()
+        woken.append(name)
+
+    change.notify()  # nobody waits: it is not remembered
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiter, "first")
+        tasks.start_soon(waiter, "second")
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        change.notify()
+        tasks.start_soon(waiter, "third")
+        await anyio.wait_all_tasks_blocked()
+        assert sorted(woken) == ["first", "second"]
+        change.notify()
+    assert woken[2:] == ["third"]
+
+
+@pytest.mark.anyio
+async def test_one_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
+    change, woken = ChangeEvent(), anyio.Event()
+
+    async def stays() -> None:
+        await change.wait()
+        woken.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stays)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
             await change.wait()
-            woken.append(name)
-
-        change.notify()  # nobody waits: it is not remembered
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiter, "first")
-            tasks.start_soon(waiter, "second")
-            await anyio.wait_all_tasks_blocked()
-            assert woken == []
-            change.notify()
-            tasks.start_soon(waiter, "third")
-            await anyio.wait_all_tasks_blocked()
-            assert sorted(woken) == ["first", "second"]
-            change.notify()
-        assert woken[2:] == ["third"]
-
-    anyio.run(main)
-
-
-def test_one_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
-    async def main() -> None:
-        change, woken = ChangeEvent(), anyio.Event()
-
-        async def stays() -> None:
-            await change.wait()
-            woken.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stays)
-            await anyio.wait_all_tasks_blocked()
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await change.wait()
-            await anyio.wait_all_tasks_blocked()
-            assert not woken.is_set()
-            change.notify()
-            await woken.wait()
-
-    anyio.run(main)
+        await anyio.wait_all_tasks_blocked()
+        assert not woken.is_set()
+        change.notify()
+        await woken.wait()
 
 
 def test_whoever_was_cancelled_in_one_event_loop_does_not_bind_the_next_loop() -> None:
