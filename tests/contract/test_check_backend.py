@@ -63,6 +63,10 @@ def _no_sample(self: FakeSandbox, **options: bool) -> Sample:
     return Sample()
 
 
+def _less_than_none(self: FakeSandbox, **options: bool) -> Sample:
+    return Sample(cpu_s=-1.0)
+
+
 def _kills_gently(self: FakeSandbox) -> None:
     if self.process.returncode is None:
         os.kill(self.process.pid, signal.SIGWINCH)
@@ -107,6 +111,7 @@ class Leaky(FakeBackend):
 FAULTS: list[tuple[str, Any, str]] = [
     ("raw output is lost", faulty(read_output=_no_output), "output.raw_writes"),
     ("nothing is measured", faulty(sample=_no_sample), "usage.measured"),
+    ("a measurement is less than none", faulty(sample=_less_than_none), "usage.measuring_never_fails"),
     ("the watch sees nothing", faulty(sample=_no_sample), "limits.processes"),
     ("kill does not kill", faulty(kill=_kills_gently), "deaths.while_running"),
     ("the dead count as alive", faulty(is_alive=_always_alive), "deaths.while_idle"),
