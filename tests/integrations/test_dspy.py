@@ -217,10 +217,11 @@ def test_tools_may_change_between_executions_and_are_seen_by_callbacks(runtime: 
         interpreter.tools["area"] = dspy.Tool(area, name="area")
         assert interpreter("[half(n=4), area('Bern')]") == [2.0, 51.6]
         assert names == ["half", "area"]
-        interpreter.tools["not a name"] = area
-        with pytest.raises(CodeInterpreterError, match="not a name"):
-            interpreter("1")
-        del interpreter.tools["not a name"]
+        for wrong in ("not a name", "class"):
+            interpreter.tools[wrong] = area
+            with pytest.raises(CodeInterpreterError, match=f"identifier.*'{wrong}'"):
+                interpreter("1")
+            del interpreter.tools[wrong]
         interpreter.tools["population"] = area
         with pytest.raises(CodeInterpreterError, match="population"):
             interpreter("1")
