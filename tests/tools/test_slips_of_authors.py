@@ -14,10 +14,10 @@ import anyio.lowlevel
 import pytest
 
 from rows import each_row
-from toolcell import Outcome, PoolConfig, Runtime
+from toolcell import Agent, Outcome, PoolConfig, Runtime
 from toolcell.calls.call import Block, Hook, Override, Rewrite, Substitute
 from toolcell.errors import RegistrationError, ToolError, UsageError
-from toolcell.testing import FakeBackend, ScriptedCall
+from toolcell.testing import FakeBackend, ScriptedCall, ScriptedModel
 from toolcell.tools import Feature, Origin, RunContext, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge.wire.messages import Done, Log
 
@@ -159,9 +159,25 @@ async def test_a_failed_task_group_of_an_author_does_not_cancel_the_run(place: s
         result = await runtime.execute_code("play", on_log=contained_failure if place == "on_log" else None)
 
     assert (result.outcome, [call.status for call in result.calls]) == (Outcome.OK, ["ok", "ok"])
+    assert requests_to_cancel() == 0
+
+
+def requests_to_cancel() -> int:
     task = asyncio.current_task()
     assert task is not None
-    assert task.cancelling() == 0
+    return task.cancelling()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_failed_task_group_of_a_provider_leaves_no_request_to_cancel() -> None:
+    class Model(ScriptedModel):
+        async def chat(self, *args: Any, **options: Any) -> Any:
+            await contained_failure()
+            return await super().chat(*args, **options)
+
+    result = await Agent(Model(["the answer"]), model="m").run("a question")
+
+    assert (result.content, requests_to_cancel()) == ("the answer", 0)
 
 
 @pytest.mark.conforms("G-b3")

@@ -320,9 +320,10 @@ class LoopRun:
         # What a processor edits or refuses must not have been seen before.
         streams = self._streams and all(processor.post_llm is None for processor in config.processors)
         if streams and isinstance(config.provider, StreamingProvider):
-            answer = await config.provider.stream_chat(request, tools, self._model, self._options, self._emit_update)
+            asked = config.provider.stream_chat(request, tools, self._model, self._options, self._emit_update)
         else:
-            answer = await config.provider.chat(request, tools, self._model, self._options)
+            asked = config.provider.chat(request, tools, self._model, self._options)
+        answer = await maybe_await(asked)
         response = ModelResponse.read(answer)
         if (reason := response.finish_reason) in FAILED_REASONS:
             raise ProviderError(
