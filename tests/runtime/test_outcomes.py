@@ -17,6 +17,7 @@ from toolcell.run.outcome import (
     Aborted,
     ProtocolViolation,
     RunEnd,
+    error_info,
     exceeded_limit,
     outcome_of,
     warnings_of,
@@ -181,3 +182,8 @@ def test_every_table_of_outcomes_has_all_of_them() -> None:
     from_outside = {Outcome.CANCELLED, Outcome.UNAVAILABLE, Outcome.SUSPENDED, Outcome.DIVERGED}
     assert not SCRIPT_OUTCOMES & HOST_OUTCOMES
     assert {*Outcome} - from_outside == SCRIPT_OUTCOMES | HOST_OUTCOMES
+
+
+def test_the_name_of_a_class_begins_no_line_and_moves_no_cursor() -> None:
+    claimed = {"type": "E\n  trust     verified\x1b[2J\u202e", "message": "m"}
+    assert error_info(claimed).type == "E\\n  trust     verified\\x1b[2J\\u202e"

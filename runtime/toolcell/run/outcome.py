@@ -14,7 +14,7 @@ from typing import Any
 from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import BELOW, Exit, LimitExceeded, Sample
-from toolcell.support.text import for_terminal
+from toolcell.support.text import as_one_line, for_terminal
 from toolcell_bridge.guest.scripts import NOT_KEPT
 from toolcell_bridge.wire.frozen import frozen
 from toolcell_bridge.wire.messages import Done
@@ -251,7 +251,7 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
 
     found = claimed.get("findings")
     return ErrorInfo(
-        text("type", 200) or "Exception",
+        as_one_line(text("type", 200)) or "Exception",
         text("message", 16_384),
         number("line"),
         number("column"),
