@@ -20,7 +20,7 @@ from toolcell.results import CommitResult, ExecutionResult
 from toolcell.run.streaming import CallUpdated
 from toolcell.service import Client, SyncClient, TenantConfig
 from toolcell.service.client import ClientSession
-from toolcell.service.socket.wire_arguments import KEPT_OFFERS
+from toolcell.service.socket.arguments import KEPT_OFFERS
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools import Approve, Deny, Edit, approval_hook

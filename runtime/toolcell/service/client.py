@@ -30,16 +30,12 @@ from toolcell.results import (
     Suspension,
 )
 from toolcell.run import InputFiles, ResumeKwargs, RunKwargs, RunOptions, RunStream, SessionRunKwargs
-from toolcell.service.socket.arguments import plain_decisions
-from toolcell.service.socket.exchange import CallerTools, Exchange
-from toolcell.service.socket.failures import ToolsetForgotten
-from toolcell.service.socket.link import RequestLost, ServiceLink, socket_url
-from toolcell.service.socket.values import SessionAnswer, read_as, reference_to
-from toolcell.service.socket.wire_arguments import (
+from toolcell.service.socket.arguments import (
     KEPT_OFFERS,
     given_only,
     offer_key,
     offered_tools,
+    plain_decisions,
     wire_context,
     wire_files,
     wire_limits,
@@ -47,6 +43,10 @@ from toolcell.service.socket.wire_arguments import (
     wire_script,
     wire_token,
 )
+from toolcell.service.socket.exchange import CallerTools, Exchange
+from toolcell.service.socket.failures import ToolsetForgotten
+from toolcell.service.socket.link import RequestLost, ServiceLink, socket_url
+from toolcell.service.socket.values import SessionAnswer, read_as, reference_to
 from toolcell.sessions import SessionKwargs, session_settings
 from toolcell.support import event_loop
 from toolcell.support.checks import brief, check_keywords, check_seconds, keywords_known

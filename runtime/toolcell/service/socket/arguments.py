@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
-from toolcell.calls.call import AlreadyMade, ResumeDecision
+from toolcell.calls.call import AlreadyMade, CallableTools, ResumeDecision
+from toolcell.calls.options import EVERY_ORIGIN
 from toolcell.config import Limits, check_decisions
 from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult, Suspension
+from toolcell.run import InputFiles, RunOptions, Script
 from toolcell.service.tenant_limits import allowed_limits
+from toolcell.settings import settings_of
 from toolcell.support.checks import brief
-from toolcell.tools import Approve, Deny, Edit
+from toolcell.tools import Approve, Deny, Edit, RegisteredTool, RunContext, ToolRegistry
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
@@ -135,3 +139,134 @@ def _decision(name: str, given: Any) -> ResumeDecision:
     except (AttributeError, KeyError, TypeError) as exc:
         raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made") from exc
     return made
+
+
+KEPT_OFFERS: Final = 4
+"""Toolsets of a caller that the service keeps. The one that was not used for longest is forgotten."""
+
+
+def offered_tools(tools: CallableTools) -> list[dict[str, Any]]:
+    """Return the tools that scripts and plans may call, for the service.
+
+    Raises:
+        UsageError: they are not a registry.
+    """
+    if not isinstance(tools, ToolRegistry):
+        raise UsageError(f"a Client takes the tools of a ToolRegistry, not of {type(tools).__name__}")
+    return [_offered(tool, tools) for tool in tools.state.tools.values()]
+
+
+def offer_key(tools: ToolRegistry) -> tuple[Any, ...]:
+    """Return what changes when there is something else to offer."""
+    state = tools.state
+    rules = tuple((id(policy), policy.version) for policy in state.policies)
+    return (*((name, id(tool)) for name, tool in state.tools.items()), *rules)
+
+
+def _offered(tool: RegisteredTool, tools: ToolRegistry) -> dict[str, Any]:
+    state, definition = tools.state, tools.state.definition(tool)
+    return {
+        "name": tool.name,
+        "description": definition.description,
+        "parameters": definition.checked_parameters,
+        "options": _options(tool, tools),
+        "callable_from": sorted(map(str, tool.options.callable_from)),
+        "hidden_from": sorted(str(origin) for origin in EVERY_ORIGIN if not state.permits(tool, origin)),
+        "has_preview": tool.options.preview is not None,
+        "has_revert": tool.options.revert is not None,
+    }
+
+
+def _options(tool: RegisteredTool, tools: ToolRegistry) -> dict[str, Any]:
+    options, settings = tool.options, tools.settings
+    plain = {name: getattr(options, name) for name in TOOL_OPTIONS}
+    plain["returns"] = None if options.returns is None else dict(options.returns)
+    plain["reads"], plain["sends"] = sorted(options.reads), sorted(options.sends)
+    plain["coercion"] = options.coercion or settings.coercion
+    plain["extras"] = options.extras or settings.extras
+    plain["timeout_s"] = float(settings.timeout_s if options.timeout_s is None else options.timeout_s)
+    # What is rewritten before it is checked can only be checked where that happens.
+    plain["validate"] = options.validate and tool.spec.prepare is None
+    return plain
+
+
+LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
+"""Limits by which a script is looked at before it is sent: the service knows the true ones."""
+
+
+def wire_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a script and its inputs.
+
+    Raises:
+        UsageError: the source or an input cannot be sent; names it.
+    """
+    message = Script(source=source, inputs=inputs, limits=LARGEST).message(0)
+    return {"source": message.source, "inputs": message.inputs or None}
+
+
+def wire_run(source: str, options: RunOptions) -> dict[str, Any]:
+    """Return a script with everything that the service gets of its options. What is None is not sent.
+
+    Raises:
+        UsageError: something of it cannot be sent; names it.
+    """
+    own = {
+        "files": wire_files(options.files),
+        "limits": wire_limits(options.limits),
+        "repairs": wire_repairs(options.repairs),
+        "dry_run": wire_dry_run(options.dry_run) or None,
+    }
+    return wire_script(source, options.inputs) | options.plain() | own
+
+
+def wire_files(files: InputFiles) -> list[list[Any]] | None:
+    """Return input files.
+
+    Raises:
+        UsageError: one cannot be read, or has no name that can be used.
+    """
+    return [[file.name, bytes(file.data)] for file in RunOptions(files=files).guest_files()] or None
+
+
+def wire_limits(limits: Limits | None) -> dict[str, Any] | None:
+    """Return the limits that somebody has set; of the others, the service has its own."""
+    if limits is None:
+        return None
+    known = settings_of(Limits, limits, "limits")
+    return {name: getattr(known, name) for name in known.model_fields_set}
+
+
+def wire_context(context: RunContext | None) -> dict[str, Any] | None:
+    """Return what of a context is for the service. All else stays here, its secrets and its hooks above all."""
+    if context is None:
+        return None
+    return {name: value for name in WHO if (value := getattr(context, name))} or None
+
+
+def wire_token(token: str | Suspension) -> str:
+    found = token.to_json() if isinstance(token, Suspension) else token
+    if not isinstance(found, str):
+        raise UsageError(f"a run is resumed with its Suspension, its token or its id, not {brief(token)}")
+    return found
+
+
+def wire_repairs(repairs: ExecutionResult | str | None) -> str | None:
+    """Return the id of the run that is repaired."""
+    if isinstance(repairs, ExecutionResult):
+        return repairs.journal_id or repairs.run_id
+    if not (repairs is None or isinstance(repairs, str)):
+        raise UsageError(f"repairs= takes the result of a run, or its id, not {brief(repairs)}")
+    return repairs
+
+
+def wire_dry_run(dry_run: object) -> bool:
+    if not isinstance(dry_run, bool):
+        raise UsageError(
+            f"dry_run= of a Client takes True or False, not {brief(dry_run)}: the draft is kept at the service"
+        )
+    return dry_run
+
+
+def given_only(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None: the service has the default."""
+    return {name: value for name, value in arguments.items() if value is not None}

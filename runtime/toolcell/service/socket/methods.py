@@ -17,11 +17,10 @@ from toolcell.runtime import Runtime
 from toolcell.service.authentication import check_may
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
-from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.arguments import KEPT_OFFERS, Arguments
 from toolcell.service.socket.failures import ToolsetForgotten
 from toolcell.service.socket.remote_tools import CallTeller, ServedRequest, remote_registry
 from toolcell.service.socket.values import plain_record, referred
-from toolcell.service.socket.wire_arguments import KEPT_OFFERS
 from toolcell.service.tenants import Tenant
 from toolcell.sessions import Session
 from toolcell.support import daemon_threads
