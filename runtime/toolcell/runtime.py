@@ -522,10 +522,6 @@ class Runtime(OpenedInBlock):
         """Return the names of sessions with a journal here: each can be restored, or is open."""
         return self.sessions.kept_names()
 
-    def session_of(self, ident: str) -> str:
-        """Return the name of the session of a waiting run; empty if it is not part of one."""
-        return self.journals.said_of(ident, "session")
-
     def forget_session(self, name: str) -> None:
         """Remove the journal of a closed session, which can then not be restored.
 

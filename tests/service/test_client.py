@@ -84,7 +84,7 @@ ELSEWHERE = {
     "session": {}, "stream": {}, "preflight": {}, "resume": {}, "commit": {"draft": "as for dry_run"}, "revert": {},
     "suspended_runs": {"async": "the service is asked"}, "interrupted_runs": {"async": "the service is asked"},
     "kept_sessions": {"async": "the service is asked"}, "forget_session": {"async": "the service is asked"},
-    "waiting_drafts": "only the service uses it: its list of what waits has them", "session_of": "only the service uses it",
+    "waiting_drafts": "only the service uses it: its list of what waits has them",
     "calls_of_interrupted": "only the service uses it: its answer to an Idempotency-Key has them",
     "map": "its record and its retries read the journals of this process; gather several execute_code instead",
     "abandoned_threads": {}, "open": {}, "close": {}, "check_open": {},

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -371,12 +371,12 @@ class JournalStore:
             return None
         return self._waits(journal) or ident
 
-    def said_of(self, ident: str, what: str) -> str:
-        """Return what the header of a run says: `session`, whose script it is, or `source`; empty if that is nothing,
-        or it cannot be read now."""
+    def header_of(self, ident: str) -> Mapping[str, Any]:
+        """Return what the journal of a run begins with, such as its `source` and `session`; empty if it cannot be
+        read now."""
         with suppress(ResumeError):
-            return str(self.look(ident).header.get(what) or "")
-        return ""
+            return self.look(ident).header
+        return {}
 
     def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:
         """Return the journal of a suspended or interrupted run (`even_ended`: of any), for one run of its script.

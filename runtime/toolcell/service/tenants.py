@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from functools import partial
@@ -57,13 +57,10 @@ class TenantJournals:
     async def drafts(self) -> list[Draft]:
         return await self._look(self._runtime.waiting_drafts)
 
-    async def session_of(self, run_id: str) -> str:
-        """Return the name of the session whose script a run is; empty if it is of none."""
-        return await self._look(lambda: self._runtime.session_of(run_id))
-
-    async def script_of(self, run_id: str) -> str:
-        """Return the script of a suspended run; empty if it cannot be read now."""
-        return await self._look(lambda: self._runtime.journals.said_of(run_id, "source"))
+    async def header_of(self, run_id: str) -> Mapping[str, Any]:
+        """Return what is known of a run that waits: its script, its session, whom it is for; nothing that cannot be
+        read now."""
+        return await self._look(lambda: self._runtime.journals.header_of(run_id))
 
     async def _look(self, look: Callable[[], Found]) -> Found:
         async with self._turn:
@@ -109,6 +106,11 @@ class Tenant:
         is_under_way = self._connecting is not None and not self._connecting.done()
         if self.missing_servers and not is_under_way and time.monotonic() - self._tried_at > CONNECT_AGAIN_S:
             self._connecting = asyncio.create_task(self.connect(), context=Context())
+
+    async def reopen_session(self, run_id: str) -> None:
+        """Restore the session whose script waits, if there is one: it is carried on there."""
+        if name := (await self.journals.header_of(run_id)).get("session"):
+            await self.sessions.get(str(name))
 
     async def close(self) -> None:
         if self._connecting is not None:

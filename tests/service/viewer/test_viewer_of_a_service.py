@@ -18,9 +18,9 @@ from toolcell.service.app import create_app
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import TokenDatabase
-from toolcell.service.viewer import app, login_page, pool_page, sessions_pages, visitors, waiting_page
+from toolcell.service.viewer import app, sessions_pages, visitors, waiting_page
 from toolcell.service.viewer.live_runs import LiveRuns, Reader, event_stream
-from toolcell.service.viewer.site import form
+from toolcell.service.viewer.mounted import own_pages
 from toolcell.service.viewer.visitors import IDLE_S, LONGEST_S, Logins
 
 pytestmark = pytest.mark.isolation
@@ -29,8 +29,7 @@ ALL = [
     *app.ROUTES,
     *waiting_page.ROUTES,
     *sessions_pages.ROUTES,
-    *pool_page.ROUTES,
-    form("/logout", login_page.log_out, "read"),
+    *(each for each in own_pages(None) if each.path != "/login"),  # type: ignore[arg-type]
 ]
 FORMS = [each.path for each in ALL if isinstance(each, Route) and "POST" in (each.methods or ())]
 PAGES = [each.path for each in ALL if isinstance(each, Route) and "GET" in (each.methods or ())]

@@ -54,20 +54,13 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
     tenant, ident = request.tenant, request.path["run_id"]
     token = ident if ident in await tenant.journals.interrupted() else await _waiting(request)
     decisions = {name: _decision(each) for name, each in given.decisions.items()}
-    await _reopen_session(request, ident)
+    await tenant.reopen_session(ident)
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
         options: dict[str, Any] = {"context": context_of(request), "cancel": run.cancel}
         return result_members(await tenant.runtime.resume(token, decisions, **options))
 
     return await run_for(request, work)
-
-
-async def _reopen_session(request: ApiRequest, ident: str) -> None:
-    """Restore the session whose script waits, if there is one: it is carried on there."""
-    name = await request.tenant.journals.session_of(ident)
-    if name:
-        await request.tenant.sessions.get(name)
 
 
 async def _waiting(request: ApiRequest) -> Suspension:

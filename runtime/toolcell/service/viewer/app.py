@@ -18,24 +18,19 @@ from starlette.types import ASGIApp
 
 from toolcell.audit import RecordDatabase, Verifier
 from toolcell.service.log_reader import LogReader
-from toolcell.service.viewer import figures, run_pages, runs_pages, verification_page
+from toolcell.service.viewer import figures, run_pages, runs_pages
 from toolcell.service.viewer.protection import ProtectedPages
 from toolcell.service.viewer.visitors import OneLog, ViewerHost
 from toolcell.support.asgi import HttpServer, url_of
 from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 STATIC: Final = Path(__file__).parent / "static"
-ROUTES: Final[tuple[BaseRoute, ...]] = (
-    *figures.ROUTES,
-    *runs_pages.ROUTES,
-    *run_pages.ROUTES,
-    *verification_page.ROUTES,
-)
+ROUTES: Final[tuple[BaseRoute, ...]] = (*figures.ROUTES, *runs_pages.ROUTES, *run_pages.ROUTES)
 
 
 def create_viewer(host: ViewerHost, hosts: Iterable[str] = ()) -> ASGIApp:
     """Return the application. It answers only to the names in `hosts`, if any are given."""
-    return protected(pages_of(host), hosts)
+    return ProtectedPages(pages_of(host), hosts)
 
 
 def pages_of(host: ViewerHost, more: Iterable[BaseRoute] = ()) -> Starlette:
@@ -45,11 +40,6 @@ def pages_of(host: ViewerHost, more: Iterable[BaseRoute] = ()) -> Starlette:
     )
     app.state.viewer_host = host
     return app
-
-
-def protected(app: ASGIApp, hosts: Iterable[str] = ()) -> ASGIApp:
-    """Return an application with the protection around all it answers, also around its errors."""
-    return ProtectedPages(app, hosts)
 
 
 async def _error_page(request: Request, exc: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The overview and the tools: figures over a log, and their pages."""
+"""The overview, the tools, and the check of the log: figures over a whole log, and their pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from toolcell.audit import Filter, Index
 from toolcell.errors import UsageError
 from toolcell.results import LIMIT_OUTCOMES, Outcome, standing_of
-from toolcell.service.viewer.site import PageMissing, Visit, page
+from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import READ
 from toolcell.support.data_text import jsonable
 from toolcell.support.exact_json import json_text
@@ -134,4 +134,28 @@ def _definitions(index: Index) -> dict[str, dict[str, str]]:
     return found
 
 
-ROUTES = (page("/", overview, READ), page("/tools", tools, READ), page("/tool", tool, READ))
+async def verification(visit: Visit) -> Response:
+    log = await visit.log()
+    return visit.page("verify", check=visit.host.verifications.newest(log), log=log)
+
+
+async def verification_state(visit: Visit) -> Response:
+    """Return how far the check has got."""
+    return visit.part("verification", check=visit.host.verifications.newest(await visit.log()))
+
+
+async def begin_verification(visit: Visit) -> Response:
+    check = visit.host.verifications.begin(await visit.log())
+    if visit.request.headers.get("hx-request") == "true":
+        return visit.part("verification", check=check)
+    return RedirectResponse("/verify", 303)
+
+
+ROUTES = (
+    page("/", overview, READ),
+    page("/tools", tools, READ),
+    page("/tool", tool, READ),
+    page("/verify", verification, READ),
+    page("/verify/state", verification_state, READ),
+    form("/verify", begin_verification, READ),
+)

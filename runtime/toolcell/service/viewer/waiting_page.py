@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
 
-from toolcell.audit import Index
 from toolcell.calls.call import ResumeDecision
 from toolcell.calls.result import without_bytes
-from toolcell.errors import ToolcellError, UsageError
+from toolcell.errors import UsageError
 from toolcell.results import PendingCall, Suspension
 from toolcell.service.run_arguments import context_of
 from toolcell.service.running import under_way
@@ -34,7 +32,9 @@ TOO_LONG = (
 
 
 async def waiting(visit: Visit) -> Response:
-    found = (await host_of(visit).tenant_of(visit.visitor)).journals
+    host = host_of(visit)
+    await host.service.admission.wait_until_free(visit.visitor.tenant)
+    found = (await host.tenant_of(visit.visitor)).journals
     suspended, drafts = await found.suspended(), await found.drafts()
 
     def shown() -> tuple[list[Any], list[Any]]:
@@ -45,25 +45,12 @@ async def waiting(visit: Visit) -> Response:
     return visit.page(
         "waiting",
         suspended=calls,
-        scripts={each.run_id: await found.script_of(each.run_id) for each in suspended},
-        users={each.run_id: await _user_of(visit, each.run_id) for each in suspended},
+        headers={each.run_id: await found.header_of(each.run_id) for each in suspended},
         interrupted=await found.interrupted(),
         drafts=effects,
         may_decide=visit.visitor.can(APPROVE),
         too_long=TOO_LONG,
     )
-
-
-async def _user_of(visit: Visit, run_id: str) -> str:
-    """Return whom a run is for, as the audit log says; empty where it does not."""
-    log = await host_of(visit).log_of(visit.visitor)
-
-    def question(index: Index) -> str:
-        with suppress(ToolcellError):  # not recorded, or several runs have this id
-            return index.find(run_id, is_whole=True).user
-        return ""
-
-    return await log.read(question)
 
 
 def _arguments_shown(args: Mapping[str, Any]) -> tuple[str, bool]:
@@ -98,8 +85,7 @@ async def carry_on(visit: Visit) -> Response:
 async def _carried_on(visit: Visit, token: Suspension | str, decisions: dict[str, ResumeDecision]) -> Response:
     api = await host_of(visit).api_request(visit.request, visit.visitor)
     runtime = api.tenant.runtime
-    if name := await api.tenant.journals.session_of(token if isinstance(token, str) else token.run_id):
-        await api.tenant.sessions.get(name)  # its script is carried on there
+    await api.tenant.reopen_session(token if isinstance(token, str) else token.run_id)
     async with under_way(api) as run:
         options: dict[str, Any] = {"context": context_of(api), "cancel": run.cancel}
         result = await runtime.resume(token, decisions, **options)
