@@ -10,9 +10,10 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import anyio
+from pydantic import BaseModel, Field
 
 from toolcell.agents.transcript import message_text, shown_images
 from toolcell.calls.definition import MIN_DESCRIPTION_CHARS
@@ -105,6 +106,18 @@ def tool_of(tool: Any, kind: type[T], make: Callable[[Any], T], framework: str) 
         wanted = f"a tool of {framework} that code can call is a {kind.__name__} or a function"
         raise UsageError(f"{wanted}, not {tool!r:.80}{cure}")
     return make(tool)
+
+
+class CodeArguments(BaseModel):
+    """What a tool takes that runs code."""
+
+    code: str = Field(description="Python source to run.")
+
+
+def home_of(runtime: Any) -> Runtime:
+    """Return the Runtime behind what a program gave: itself, that of a session, or the one in a SyncRuntime."""
+    home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
+    return cast(Runtime, home.runtime if isinstance(home, SyncRuntime) else home)
 
 
 def tools_with(registry: ToolRegistry, tools: Iterable[Any]) -> ToolRegistry:

@@ -30,7 +30,8 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, "deepagents") from exc
 
-from toolcell.integrations.langchain import GraphScripts, inner_runtime, registry_with
+from toolcell.integrations.base import home_of
+from toolcell.integrations.langchain import GraphScripts, registry_with
 
 Mode = Literal["thread", "turn", "call"]
 STUBS_CHARS = 200_000
@@ -75,7 +76,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         check_one_of("mode", mode, get_args(Mode))
         if isinstance(ptc, str | BaseTool) or not all(isinstance(each, str | BaseTool) for each in ptc):
             raise UsageError(f"ptc= takes a list of names and tools, not {brief(ptc)}")
-        self._home, self._mode, self._ptc, self._name = inner_runtime(runtime), mode, tuple(ptc), tool_name
+        self._home, self._mode, self._ptc, self._name = home_of(runtime), mode, tuple(ptc), tool_name
         reviews = _reviews(interrupt_on or {})
         self._asked = frozenset(reviews)
         self._merged: tuple[list[Any], ToolRegistry] = [], self._home.registry

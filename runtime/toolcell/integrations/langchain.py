@@ -14,14 +14,22 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from toolcell.calls.call import ResumeDecision
 from toolcell.config import Limits, OnApproval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
+from toolcell.integrations.base import (
+    CodeArguments,
+    framework_tool,
+    home_of,
+    missing_package,
+    pictures,
+    text_for_model,
+    tools_with,
+)
 from toolcell.results import ExecutionResult
 from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
@@ -58,12 +66,6 @@ class _Graph:
     updates: list[dict[str, Any]] = field(default_factory=list)
 
 
-class CodeArguments(BaseModel):
-    """What the tool takes."""
-
-    code: str = Field(description="Python source to run.")
-
-
 def code_execution_tool(
     runtime: Runtime | SyncRuntime | Session,
     *,
@@ -86,10 +88,10 @@ def code_execution_tool(
     """
     cure = "write code_execution_tool(Runtime(...)), and open it"
     check_kind("runtime", runtime, Runtime, SyncRuntime, Session, cure=cure)
-    registry = registry_with(inner_runtime(runtime).registry, tools)
+    registry = registry_with(home_of(runtime).registry, tools)
 
     async def place(graph: ToolRuntime | None) -> Runtime | Session:
-        return runtime if isinstance(runtime, Session) else inner_runtime(runtime)
+        return runtime if isinstance(runtime, Session) else home_of(runtime)
 
     return GraphScripts(runtime, place, lambda graph: registry, limits, on_approval).as_tool(name, description)
 
@@ -101,12 +103,6 @@ def registry_with(registry: ToolRegistry, tools: Iterable[Any], ask: Iterable[st
     asked = set(ask)
     given = [_spec(each, each.name in asked) if isinstance(each, BaseTool) else each for each in tools]
     return tools_with(registry, given)
-
-
-def inner_runtime(runtime: Any) -> Runtime:
-    """Return the Runtime behind what a program gave."""
-    home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
-    return cast(Runtime, home.runtime if isinstance(home, SyncRuntime) else home)
 
 
 # LangChain's tools as ours.
@@ -254,7 +250,7 @@ class GraphScripts:
             except StopIteration as done:
                 return done.value
 
-        home = inner_runtime(self._given)
+        home = home_of(self._given)
         return StructuredTool.from_function(
             run,
             run_async,
@@ -287,7 +283,7 @@ class GraphScripts:
         if graph is None or self._on_approval != "suspend":
             return False
         tools = self._tools(graph).state.tools.values()
-        return bool(CodeTool(inner_runtime(self._given)).flows) or any(each.options.requires_approval for each in tools)
+        return bool(CodeTool(home_of(self._given)).flows) or any(each.options.requires_approval for each in tools)
 
     async def _do(self, step: _Step, graph: ToolRuntime | None) -> Answer:
         held = _Graph(graph) if graph is not None else None
@@ -295,7 +291,7 @@ class GraphScripts:
         try:
             place, registry = await self._place(graph), self._tools(graph)
             if step.token:
-                result = await inner_runtime(place).resume(step.token, step.decisions, tools=registry)
+                result = await home_of(place).resume(step.token, step.decisions, tools=registry)
             elif step.code.strip():
                 configurable = graph.config.get("configurable", {}) if graph is not None else {}
                 result = await place.execute_code(

@@ -10,11 +10,19 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from toolcell.config import Limits
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
+from toolcell.integrations.base import (
+    CodeArguments,
+    framework_tool,
+    home_of,
+    missing_package,
+    pictures,
+    text_for_model,
+    tools_with,
+)
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions import Session
@@ -39,12 +47,6 @@ class CodeInterpreterError(ToolcellError):
     code = "code_interpreter_error"
 
 
-class CodeInterpreterArguments(BaseModel):
-    """What the tool takes."""
-
-    code: str = Field(description="Python source to run.")
-
-
 class CodeInterpreterToolSpec(BaseToolSpec):
     """Runs Python in sandboxes. `to_tool_list()` is for agents that call tools, `execute` for `CodeActAgent`."""
 
@@ -63,7 +65,7 @@ class CodeInterpreterToolSpec(BaseToolSpec):
         check_kind("runtime", runtime, Runtime, Session, cure=cure)
         if isinstance(tools, BaseTool):
             raise UsageError(f"tools= takes a list of tools, not one; write tools=[{tools.metadata.get_name()}]")
-        home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
+        home = home_of(runtime)
         given = [_spec(each) if isinstance(each, BaseTool) else each for each in tools]
         self.registry: ToolRegistry = tools_with(home.registry, given)
         """What scripts may call."""
@@ -125,9 +127,7 @@ class CodeInterpreterToolSpec(BaseToolSpec):
             return [TextBlock(text=text), *images] if images else text
 
         code_interpreter.__annotations__["ctx"] = Context  # by this the agent knows to pass it
-        metadata = ToolMetadata(
-            name="code_interpreter", description=self._description, fn_schema=CodeInterpreterArguments
-        )
+        metadata = ToolMetadata(name="code_interpreter", description=self._description, fn_schema=CodeArguments)
         return [FunctionTool(async_fn=code_interpreter, metadata=metadata)]
 
 

@@ -15,10 +15,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from pydantic import BaseModel
+
 from toolcell.calls.call import ResumeDecision
 from toolcell.config import Limits, OnApproval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
-from toolcell.integrations.base import framework_tool, missing_package, pictures, text_for_model, tools_with
+from toolcell.integrations.base import (
+    CodeArguments,
+    framework_tool,
+    home_of,
+    missing_package,
+    pictures,
+    text_for_model,
+    tools_with,
+)
 from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.run import RunOptions
 from toolcell.runtime import Runtime
@@ -63,8 +73,6 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, "openai-agents") from exc
 
-from pydantic import BaseModel, Field
-
 Decide = Callable[[RunContextWrapper[Any], dict[str, Any], str], Any]
 ErrorFunction = Callable[[RunContextWrapper[Any], Exception], Any]
 
@@ -84,12 +92,6 @@ class CodeExecutionError(ToolcellError):
     """A script failed; its text is for the model. `code_error_function` shows it, and with None it ends the run."""
 
     code = "code_execution_error"
-
-
-class Code(BaseModel):
-    """Arguments of the tool."""
-
-    code: str = Field(description="Python source to run.")
 
 
 def code_error_function(context: RunContextWrapper[Any], error: Exception) -> str:
@@ -128,8 +130,8 @@ def code_execution_tool(
     """
     check_kind("runtime", runtime, Runtime, Session, cure="write code_execution_tool(Runtime(...)), and open it")
     RunOptions(on_approval=on_approval)  # checks it
-    registry = registry_with(_home(runtime).registry, tools)
-    description = description_override or CodeTool(_home(runtime)).describe(registry.state.visible)
+    registry = registry_with(home_of(runtime).registry, tools)
+    description = description_override or CodeTool(home_of(runtime)).describe(registry.state.visible)
     driver = _Driver(name=name_override, model=_ScriptModel(runtime, registry, limits, on_approval), tools=[])
     driver.registry = registry
     made = driver.as_tool(
@@ -140,7 +142,7 @@ def code_execution_tool(
         max_turns=MAX_TURNS,
         failure_error_function=failure_error_function,
         needs_approval=needs_approval,
-        parameters=Code,
+        parameters=CodeArguments,
         input_builder=lambda options: options["params"]["code"],
     )
     inner = made.on_invoke_tool
@@ -160,12 +162,6 @@ def code_execution_tool(
 
 def _image(image: Image) -> ToolOutputImage:
     return ToolOutputImage(image_url=f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}")
-
-
-def _home(runtime: Runtime | Session) -> Runtime:
-    home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
-    found: Runtime = home
-    return found
 
 
 # The SDK's tools as ours.
@@ -350,7 +346,7 @@ class _ScriptModel(Model):
         Raises:
             CodeExecutionError: it cannot be carried on.
         """
-        found = await daemon_threads.run_sync(_home(self._runtime).suspended_runs)
+        found = await daemon_threads.run_sync(home_of(self._runtime).suspended_runs)
         waiting = [each for each in found if each.run_id == run_id]
         if not waiting:
             raise CodeExecutionError(f"the script {run_id} does not wait any more; run it again")
