@@ -24,7 +24,7 @@ PRIVATE_NAMES: dict[str, dict[str, str]] = {
         "_main_asyncio_lock": "ipykernel ipykernel/kernelbase.py",
         "_shell_parent_ident": "ipykernel ipykernel/kernelbase.py",
     },
-    "toolcell.mcp.providers": {"_initialize": "mcp mcp/client/auth/oauth2.py"},
+    "toolcell.mcp.login": {"_initialize": "mcp mcp/client/auth/oauth2.py"},
     "toolcell.mcp.server": {"_connection": "mcp mcp/server/session.py"},
     "toolcell.sandbox.docker.attach": {"_response": "docker docker/api/client.py"},
     "toolcell.sandbox.docker.container": {"_response": "docker docker/types/daemon.py"},

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lxml import html
 
-from toolcell.builtin.web.markup import MAX_ATTRIBUTES, MAX_ELEMENTS, bounded_markup
-from toolcell.builtin.web.pages import article_of
+from toolcell.builtin.web.pages import MAX_ATTRIBUTES, MAX_ELEMENTS, article_of, bounded_markup
 
 STORY = "<p>The harbour of the town was rebuilt in the spring, after the storm had broken its old wall twice.</p>" * 4
 

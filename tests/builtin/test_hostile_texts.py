@@ -17,7 +17,7 @@ from toolcell.builtin.embeddings.hashing import SHORT_CHARS, HashEmbeddings
 from toolcell.builtin.embeddings.http import HttpEmbeddings
 from toolcell.builtin.ingestion import Ingestion
 from toolcell.builtin.remember import Remember
-from toolcell.builtin.skill_folder import parse_skill
+from toolcell.builtin.skill import parse_skill
 from toolcell.builtin.stores import sqlite
 from toolcell.builtin.web import fetch
 from toolcell.errors import EmbeddingError, UsageError

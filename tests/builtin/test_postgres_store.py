@@ -12,7 +12,7 @@ import pytest
 
 from builtin_stores import new_schema
 from toolcell.builtin import Chunk, ChunkFilter, Document, PostgresStore
-from toolcell.builtin.stores import postgres_pool
+from toolcell.builtin.stores import postgres
 from toolcell.errors import StoreError, UsageError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
@@ -62,7 +62,7 @@ async def test_a_locked_store_is_an_error_that_a_retry_may_mend(
     store = PostgresStore(postgres_server, schema=schema, lock_timeout_s=0.01)
     await fill(store, "one")
     with server.transaction():
-        server.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (postgres_pool.LOCK, schema))
+        server.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (postgres.LOCK, schema))
         with pytest.raises(StoreError, match=r"is locked, for more than 0\.01 s") as caught:
             await fill(store, "two")
         assert len(await store.search_chunks(X, 5)) == 1  # reading goes on

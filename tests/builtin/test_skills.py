@@ -15,8 +15,7 @@ from builtin.routes import by_code, by_model, by_plan
 from rows import each_row
 from toolcell import Runtime
 from toolcell.builtin import HashEmbeddings, Skill, Skills, SqliteStore
-from toolcell.builtin.skill import digest_of
-from toolcell.builtin.skill_folder import parse_skill, slug
+from toolcell.builtin.skill import digest_of, parse_skill, slug
 from toolcell.calls.result import ToolResult
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools import RunContext, ToolRegistry
@@ -266,7 +265,7 @@ async def test_a_folder_with_links_or_too_much_in_it_is_refused(
     store: SqliteStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept")
-    monkeypatch.setattr("toolcell.builtin.skill_folder.MAX_FILES", 3)
+    monkeypatch.setattr("toolcell.builtin.skill.MAX_FILES", 3)
     with pytest.raises(UsageError, match="a skill has at most 3 files"):
         await skills.import_folder(folder)
     monkeypatch.undo()

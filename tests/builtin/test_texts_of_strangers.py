@@ -15,7 +15,7 @@ from toolcell import ToolRegistry, UsageError
 from toolcell.builtin import DataTools, Files
 from toolcell.builtin.encodings import decode, encode, encoding_of, known_encoding, text_of
 from toolcell.builtin.ingestion import prepared_document
-from toolcell.builtin.skill_folder import parse_skill
+from toolcell.builtin.skill import parse_skill
 from toolcell.builtin.web.fetch import read_body
 from toolcell.builtin.web.pages import kind_of
 

@@ -15,9 +15,8 @@ from rows import each_row
 from toolcell.calls.result import ToolResult
 from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, pace, traffic, transports
-from toolcell.mcp.arguments import hiding
 from toolcell.mcp.broken_tools import ToolPages
-from toolcell.mcp.client import McpClient
+from toolcell.mcp.client import McpClient, hiding
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
 from toolcell.mcp.requests import defaults_of
 from toolcell.support.foreign_definitions import MAX_SCHEMA_BYTES

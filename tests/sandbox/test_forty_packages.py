@@ -8,7 +8,7 @@ import pytest
 
 from toolcell import Limits, PackageError, Policy, PoolConfig, SyncRuntime
 from toolcell.sandbox.interpreter import AHEAD, imported_ahead
-from toolcell.sandbox.process import guest_copies
+from toolcell.sandbox.process import root_filesystem
 
 from .forty_packages import USES, USUAL
 
@@ -260,7 +260,7 @@ def test_a_file_is_a_library_by_the_end_of_its_name(tmp_path: Path) -> None:
     libraries = ["a.so", "liba.so.6", "liba-1f2.so.1.2.3", "b.cpython-311-x86_64-linux-gnu.so"]
     for name in (*libraries, "x.some-named-index.parquet", "a.so.txt", "a.source", "a.sofa"):
         (tmp_path / name).write_bytes(b"")
-    assert [path.name for path in guest_copies.shared_objects(tmp_path)] == sorted(libraries)
+    assert [path.name for path in root_filesystem.shared_objects(tmp_path)] == sorted(libraries)
 
 
 def test_only_modules_of_the_environment_are_imported_ahead(tmp_path: Path) -> None:

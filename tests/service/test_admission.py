@@ -27,7 +27,7 @@ from toolcell.service.admission import (
     Waiter,
 )
 from toolcell.service.problems import Problem
-from toolcell.service.sessions import TenantSessions
+from toolcell.service.tenants import TenantSessions
 from toolcell.sessions import Session
 from toolcell.testing import FakeBackend
 

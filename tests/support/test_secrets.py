@@ -23,7 +23,7 @@ from rows import each_row
 from toolcell import PoolConfig, Runtime, Secrets
 from toolcell.audit.redact import Redactor
 from toolcell.egress.echoes import Echoes
-from toolcell.mcp.arguments import hiding
+from toolcell.mcp.client import hiding
 from toolcell.support.secrets import MIN_SECRET_CHARS, REDACTED, SecretSearch, forms_of
 from toolcell.tools import File, Image, RunContext, ToolContext, ToolRegistry, ToolResult
 from toolcell_bridge.guest.values import to_plain

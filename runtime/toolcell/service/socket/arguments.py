@@ -1,4 +1,5 @@
-"""The arguments of a caller's request: of the right type, and within what its tenant may use."""
+"""The arguments of requests on the wire: as a client makes them, and as the service takes them, of the right type and
+within what the tenant may use."""
 
 from __future__ import annotations
 
@@ -140,6 +141,8 @@ def _decision(name: str, given: Any) -> ResumeDecision:
         raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made") from exc
     return made
 
+
+# A client's. What is wrong is said here, as a `Runtime` says it.
 
 KEPT_OFFERS: Final = 4
 """Toolsets of a caller that the service keeps. The one that was not used for longest is forgotten."""
