@@ -277,15 +277,6 @@ async def test_a_workspace_that_is_too_large_for_a_sandbox_is_refused(work: Path
 # Who it is for
 
 
-async def test_the_directory_is_kept_between_the_commands_of_a_thread(work: Path, runtime: Runtime) -> None:
-    registry = ToolRegistry([Shell(work, runtime, keep_directory=True)])
-    await run(registry, "mkdir -p a/b; cd a/b", thread_id="one")
-    assert (await run(registry, "pwd", thread_id="one")).text.endswith("/a/b\n")
-    assert (await run(registry, "pwd", thread_id="two")).text.endswith("/work\n")
-    await run(registry, "cd ..; rmdir b; cd ..; rmdir a", thread_id="one")
-    assert (await run(registry, "pwd", thread_id="one")).text.endswith("/work\n")
-
-
 async def test_each_user_has_a_workspace_of_their_own(work: Path, runtime: Runtime) -> None:
     registry = ToolRegistry([Shell(work, runtime, per_user=True)])
     await run(registry, "echo mine > file", user_id="ada")
@@ -297,7 +288,7 @@ async def test_each_user_has_a_workspace_of_their_own(work: Path, runtime: Runti
 # What a hostile sandbox may answer
 
 ANSWER: dict[str, Any] = {
-    "exit_code": 0, "signal": 0, "timed_out": False, "stdout": "", "stderr": "", "truncated": False, "directory": ".",
+    "exit_code": 0, "signal": 0, "timed_out": False, "stdout": "", "stderr": "", "truncated": False,
     "deleted": [], "made_directories": [], "deleted_directories": [], "skipped": [],
 }  # fmt: skip
 
@@ -312,7 +303,6 @@ ANSWER: dict[str, Any] = {
         {"deleted": [1]},
         {"timed_out": 0},
         {"skipped": None},
-        {"directory": None},
     ],
 )
 async def test_an_answer_that_is_none_is_an_error(work: Path, change: dict[str, Any]) -> None:

@@ -14,9 +14,6 @@ import subprocess
 import threading
 from typing import IO, Any
 
-DIRECTORY = 9
-"""The descriptor on which the shell says its directory when it ends."""
-
 SHELL = "sh"
 
 LEFT_S = 0.5
@@ -24,21 +21,18 @@ LEFT_S = 0.5
 
 
 def run_command(
-    command: str, timeout_s: float, output_bytes: int, directory: str, directories: list[str], keeps_directory: bool
+    command: str, timeout_s: float, output_bytes: int, directories: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Run `sh -c command` in the workspace: what came out, and the names of new and changed files."""
     root = os.getcwd()
     for name in directories:
         os.makedirs(name, exist_ok=True)
     files, folders, _ = digests(root)
-    here = os.path.join(root, directory)
-    outcome = execute(command, timeout_s, output_bytes, here if os.path.isdir(here) else root, keeps_directory)
+    outcome = execute(command, timeout_s, output_bytes)
     files_after, folders_after, skipped = digests(root)
     changed = [name for name, digest in files_after.items() if files.get(name) != digest]
-    said = outcome["directory"]
     return {
         **outcome,
-        "directory": os.path.relpath(said, root) if os.path.isdir(said) else "",
         "deleted": sorted(files.keys() - files_after.keys()),
         "made_directories": sorted(folders_after - folders),
         "deleted_directories": sorted(folders - folders_after, reverse=True),
@@ -46,20 +40,14 @@ def run_command(
     }, changed
 
 
-def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keeps_directory: bool) -> dict[str, Any]:
+def execute(command: str, timeout_s: float, output_bytes: int) -> dict[str, Any]:
     """Run a command in a process group of its own, which ends with it or at its deadline."""
-    told, tells = os.pipe()
-    if keeps_directory:
-        os.dup2(tells, DIRECTORY)
-        command = f"trap 'pwd -P >&{DIRECTORY}' 0; {command}"
     process = subprocess.Popen(
         [SHELL, "-c", command],
-        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        pass_fds=[DIRECTORY] if keeps_directory else [],
     )
     kept = [Kept(stream, output_bytes) for stream in (process.stdout, process.stderr) if stream]
     waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout of its own it asks again and again
@@ -72,10 +60,7 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
     for stream in kept:
         stream.reader.join(LEFT_S)
     stdout, stderr = kept
-    os.set_blocking(told, False)
-    code, directory = process.returncode, b""
-    with contextlib.suppress(BlockingIOError):
-        directory = os.read(told, 4096)
+    code = process.returncode
     return {
         "exit_code": code if code >= 0 else 128 - code,
         "signal": -code if code < 0 else 0,
@@ -83,7 +68,6 @@ def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keep
         "stdout": stdout.text(),
         "stderr": stderr.text(),
         "truncated": stdout.dropped + stderr.dropped > 0,
-        "directory": directory.decode("utf-8", "replace").rstrip("\n"),
     }
 
 

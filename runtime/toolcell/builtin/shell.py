@@ -22,7 +22,6 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.support.checks import check_seconds
-from toolcell.support.lru import Lru
 from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.sync import SyncRuntime
 from toolcell.tools import CodeRuntime, ErrorCode, Status, Text, ToolContext, ToolResult
@@ -40,7 +39,6 @@ MAX_FILES: Final = 2000
 MAX_NAMES: Final = 20
 """Names of files in one note to the model."""
 MAX_COMMAND_CHARS: Final = 100_000
-KEPT_DIRECTORIES: Final = 1000
 TRUNCATED: Final = "\n... (truncated)"
 
 BLOCKLIST: Final = ("rm -rf /", "sudo ", "mkfs", "> /dev/", "dd if=")
@@ -50,7 +48,7 @@ paraphrase."""
 _HARMLESS: Final = re.compile(r"> /dev/(null|stdout|stderr)\b|rm -rf /\w")
 
 SOURCE: Final = f"""{Path(in_shell.__file__).read_text(encoding="utf-8")}
-set_result(*run_command(COMMAND, TIMEOUT_S, OUTPUT_BYTES, DIRECTORY_NAME, DIRECTORIES, KEEPS))
+set_result(*run_command(COMMAND, TIMEOUT_S, OUTPUT_BYTES, DIRECTORIES))
 """
 
 
@@ -77,12 +75,10 @@ class Shell(ToolPackage):
         *,
         timeout_s: float = TIMEOUT_S,
         per_user: bool = False,
-        keep_directory: bool = False,
         blocklist: Iterable[str] = BLOCKLIST,
     ) -> None:
-        """`timeout_s`: of a command that asks for none. `keep_directory`: a command begins in the directory in which
-        the one before it ended, in the same thread. `blocklist`: texts that no command may contain, as advice to the
-        model.
+        """`timeout_s`: of a command that asks for none. `blocklist`: texts that no command may contain, as advice to
+        the model.
 
         Raises:
             UsageError: the runtime may not execute programs, or an argument is wrong.
@@ -101,8 +97,6 @@ class Shell(ToolPackage):
         self._runtime, self._own_limits = runtime, limits
         self._timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         self._blocklist = tuple(each.lower() for each in blocklist)
-        self._keeps_directory = keep_directory
-        self._directories: Lru[tuple[str, str], str] = Lru(KEPT_DIRECTORIES)
 
     @offered(
         timeout_s=MAX_TIMEOUT_S + 2 * GRACE_S,
@@ -113,7 +107,6 @@ class Shell(ToolPackage):
                 "stdout": {"type": "string"},
                 "stderr": {"type": "string"},
                 "truncated": {"type": "boolean"},
-                "directory": {"type": "string"},
                 "changed": {"type": "array", "items": {"type": "string"}},
                 "deleted": {"type": "array", "items": {"type": "string"}},
                 "not_saved": {"type": "array", "items": {"type": "string"}},
@@ -133,14 +126,11 @@ class Shell(ToolPackage):
         own = {"files": MAX_FILES, "files_bytes": self._own_limits.disk_bytes, "tool_calls": 0}
         limits = self._own_limits.model_copy(update={"wall_s": timeout_s + GRACE_S, **own})
         copy = await in_thread(copy_of, workspace, limits.disk_bytes // 2)
-        key = (str(workspace.root), ctx.thread_id)
         inputs = {
             "COMMAND": command,
             "TIMEOUT_S": timeout_s,
             "OUTPUT_BYTES": OUTPUT_BYTES,
-            "DIRECTORY_NAME": self._directories.get(key, ""),
             "DIRECTORIES": list(copy.directories),
-            "KEEPS": self._keeps_directory,
         }
         result = await run_script(self._runtime, "command", SOURCE, ctx, inputs=inputs, files=copy.files, limits=limits)
         if result.outcome is Outcome.TIMEOUT:
@@ -152,8 +142,6 @@ class Shell(ToolPackage):
                 code=str(result.outcome),
             )
         value = await in_thread(save, workspace, result, copy)
-        if self._keeps_directory:
-            self._directories.put(key, value["directory"])
         return command_result(value, timeout_s, bool(result.value["timed_out"]), int(result.value["signal"]))
 
     def _check(self, command: str) -> None:
@@ -211,7 +199,7 @@ def is_answer(value: object) -> bool:
         return False
     lists = ("deleted", "made_directories", "deleted_directories", "skipped")
     return (
-        all(isinstance(value.get(name), str) for name in ("stdout", "stderr", "directory"))
+        all(isinstance(value.get(name), str) for name in ("stdout", "stderr"))
         and all(type(value.get(name)) is int for name in ("exit_code", "signal"))
         and all(type(value.get(name)) is bool for name in ("timed_out", "truncated"))
         and all(isinstance(value.get(name), list) and all(isinstance(x, str) for x in value[name]) for name in lists)
@@ -251,7 +239,6 @@ def save(workspace: Workspace, result: ExecutionResult, copy: Copy) -> dict[str,
         "stdout": said["stdout"],
         "stderr": said["stderr"],
         "truncated": said["truncated"],
-        "directory": said["directory"][:1000],
         "changed": changed,
         "deleted": deleted,
         "not_saved": [clean(each)[:300] for each in not_saved[:MAX_FILES]],
