@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 
 @functools.cache
@@ -62,6 +63,13 @@ def start_task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     return task
+
+
+async def end_tasks(tasks: TaskGroup | None) -> None:
+    """Cancel what runs in a task group that `open` entered for a later `close`, and leave the group."""
+    if tasks is not None:
+        tasks.cancel_scope.cancel()
+        await tasks.__aexit__(None, None, None)
 
 
 def call_soon(token: Any, callback: Callable[[], None]) -> None:

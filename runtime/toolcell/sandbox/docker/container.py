@@ -35,7 +35,7 @@ from toolcell.sandbox.docker.hardening import (
 from toolcell.sandbox.docker.images.build import ensure_image
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, V1Cgroup, V2Cgroup
-from toolcell.support import daemon_threads
+from toolcell.support import daemon_threads, event_loop
 from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
@@ -540,8 +540,7 @@ class Engine:
             with anyio.CancelScope(shield=True):
                 await client.aclose()
             raise
-        tasks = anyio.create_task_group()
-        await tasks.__aenter__()
+        tasks = await anyio.create_task_group().__aenter__()
         engine = cls(client, found, watcher, tasks, key)
         try:
             await engine._remove_orphans()
@@ -638,8 +637,7 @@ class Engine:
                     destroying.start_soon(container.destroy)
             for name in tuple(self._unremoved):
                 await self.remove(name)
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await event_loop.end_tasks(self._tasks)
         with anyio.CancelScope(shield=True):
             await self._events.aclose()
             await self.client.aclose()

@@ -27,7 +27,7 @@ from toolcell.sandbox.kubernetes.pod_server import CURE, PodAddress, pack_settin
 from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of, weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.stream import NodeStream, start
-from toolcell.support import daemon_threads
+from toolcell.support import daemon_threads, event_loop
 from toolcell.support.checks import brief, check_count, check_kind, check_path
 from toolcell.support.event_loop import ChangeEvent, start_task
 from toolcell.support.log import logger_of
@@ -157,8 +157,7 @@ class KubernetesBackend(Backend):
                 ) from exc
             raise
         self._loop = loop
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._renew)
 
     async def _renew(self) -> None:
@@ -348,10 +347,8 @@ class KubernetesBackend(Backend):
         """Delete every claim, and with them the pods. Safe to call twice."""
         loop, self._loop = self._loop, None
         tasks, self._tasks = self._tasks, None
-        if tasks is not None:
-            tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
-            self._changed.notify()  # who waits for a place sees that it is closed
+        await event_loop.end_tasks(tasks)
+        self._changed.notify()  # who waits for a place sees that it is closed
         if loop is not None:
             self._pods.clear()
             with anyio.CancelScope(shield=True):

@@ -299,7 +299,7 @@ class ProcessBackend(Backend):
         self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoLocation | None = None
-        self._replacement: _Replacement | None = None
+        self._starting = anyio.Lock()
         self._settings: tuple[Limits, bytes] | None = None
         """What was last asked of the zygote: nearly all sandboxes of a runtime have the same limits."""
 
@@ -337,17 +337,15 @@ class ProcessBackend(Backend):
         Raises:
             SandboxUnavailable: isolation cannot be set up here; the message says why and what to do.
         """
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         try:
             if self._spawned is None:
                 self.spawn()
             self._zygote = await self._start_zygote()
         except BaseException as exc:
             self._close_cgroups()
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
-            self._tasks = None
+            tasks, self._tasks = self._tasks, None
+            await event_loop.end_tasks(tasks)
             if isinstance(exc, OSError):
                 raise unavailable(exc) from exc
             raise
@@ -403,35 +401,25 @@ class ProcessBackend(Backend):
         return await self._fork_one(await self._living_zygote(), limits)
 
     async def _living_zygote(self) -> NamespacedZygote:
-        if self._zygote is None or self._tasks is None:
+        zygote = self._zygote
+        if zygote is None or self._tasks is None:
             raise SandboxUnavailable("the process backend is not open")
-        self._zygote.check()
-        if self._zygote.is_dead:
-            if self._replacement is None:
-                # In a task of its own: a start that is given up does not take the new zygote with it.
-                self._replacement = _Replacement()
-                self._tasks.start_soon(self._replace_zygote, self._zygote, self._replacement)
-            replacement = self._replacement
-            await replacement.done.wait()
-            if replacement.problem is not None:
-                raise SandboxUnavailable(str(replacement.problem)) from replacement.problem
-        return self._zygote
-
-    async def _replace_zygote(self, dead: NamespacedZygote, replacement: _Replacement) -> None:
-        try:
-            await dead.aclose()
-            started = await self._start_zygote()
-            if self._zygote is dead:
+        zygote.check()
+        if not zygote.is_dead:
+            return zygote
+        async with self._starting:
+            if self._zygote is not zygote:  # replaced meanwhile, or the backend was closed
+                return await self._living_zygote()
+            await zygote.aclose()
+            try:
+                started = await self._start_zygote()
+            except OSError as exc:
+                raise unavailable(exc) from exc
+            if self._zygote is zygote:
                 self._zygote = started
-            else:  # the backend was closed meanwhile
-                started.kill()
-        except OSError as exc:
-            replacement.problem = unavailable(exc)
-        except SandboxUnavailable as exc:
-            replacement.problem = exc
-        finally:
-            self._replacement = None
-            replacement.done.set()
+                return started
+            started.kill()
+            raise SandboxUnavailable("the process backend was closed")
 
     async def _fork_one(self, zygote: NamespacedZygote, limits: Limits) -> ProcessSandbox:
         """Make what a sandbox needs, and request it. Descriptors: four here, until it is destroyed."""
@@ -503,18 +491,8 @@ class ProcessBackend(Backend):
         if zygote is not None:
             await zygote.aclose(self._close_cgroups)
         self._close_cgroups()
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
-            self._tasks = None
-
-
-class _Replacement:
-    """The start of a zygote in place of a dead one, for every start that waits for it."""
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.problem: SandboxUnavailable | None = None
+        tasks, self._tasks = self._tasks, None
+        await event_loop.end_tasks(tasks)
 
 
 # One sandbox of the process backend: its limits, its measurements and its end.

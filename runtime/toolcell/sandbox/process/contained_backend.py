@@ -37,6 +37,7 @@ from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
 from toolcell.sandbox.shortages import check_layers, unavailable
 from toolcell.sandbox.stream import SocketStream, open_pipe, read_available
+from toolcell.support import event_loop
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 from toolcell_bridge.entry.supervisor_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.guest.lint_profiles import PRELOAD
@@ -491,8 +492,7 @@ class ContainedBackend(Backend):
         Raises:
             SandboxUnavailable: this machine cannot; says why.
         """
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         try:
             await self._living_zygote(self._frame_bytes)
         except BaseException:
@@ -576,7 +576,5 @@ class ContainedBackend(Backend):
         zygotes, self._zygotes = list(self._zygotes.values()), {}
         for zygote in zygotes:
             await zygote.aclose()
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
-            self._tasks = None
+        tasks, self._tasks = self._tasks, None
+        await event_loop.end_tasks(tasks)

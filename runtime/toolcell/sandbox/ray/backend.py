@@ -27,7 +27,7 @@ from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeServer, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
-from toolcell.support import daemon_threads
+from toolcell.support import daemon_threads, event_loop
 from toolcell.support.checks import check_count, check_kind
 from toolcell.support.event_loop import ChangeEvent
 from toolcell.support.log import logger_of
@@ -153,8 +153,7 @@ class RayBackend(Backend):
         except BaseException:
             await self._disconnect()
             raise
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._watch)
 
     async def _watch(self) -> None:
@@ -285,8 +284,7 @@ class RayBackend(Backend):
         tasks, self._tasks = self._tasks, None
         if tasks is not None:
             self._freed.notify()
-            tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
+            await event_loop.end_tasks(tasks)
             await self._disconnect()
 
     async def _disconnect(self) -> None:
