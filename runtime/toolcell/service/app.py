@@ -22,17 +22,17 @@ from toolcell.service.endpoints import Endpoint, json_response
 from toolcell.service.openapi import OPENAPI, document
 from toolcell.service.problems import Problem, answer_problem
 from toolcell.service.request_log import RequestLog
-from toolcell.service.routes import execute, health, runs, sessions, suspended, tools
+from toolcell.service.routes import health, runs, sessions, tools
 from toolcell.service.service import Service
 from toolcell.service.socket import callers
 from toolcell.service.viewer.mounted import PagesRoute, viewer_of
 from toolcell.tools import ToolRegistry
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *execute.ENDPOINTS,
+    *runs.RUNNING,
     *sessions.ENDPOINTS,
-    *suspended.ENDPOINTS,
-    *runs.ENDPOINTS,
+    *runs.DECIDING,
+    *runs.RECORDED,
     *tools.ENDPOINTS,
 )
 """Everything under /v1, in the order of the documentation."""
