@@ -50,7 +50,6 @@ from toolcell_bridge.entry.supervisor import (
     adopt_orphans,
     empty,
 )
-from toolcell_bridge.entry.supervisor_protocol import KILL
 from toolcell_bridge.guest import errors
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
@@ -235,10 +234,6 @@ class ContainedZygote:
             case {"open": number, "rlimits": plan}:
                 bridge, out, err, control = descriptors
                 self._open(number, RlimitPlan(**plan), FileRoom(**message["room"]), (bridge, out, err), control)
-            case {"kill": number}:
-                if (child := self._children.get(number)) is not None:
-                    with suppress(OSError):
-                        child.socket.send(KILL, socket.MSG_DONTWAIT)
             case {"lower": number, "rlimits": plan}:
                 child = self._children.get(number)
                 while child is not None and not child.guest:

@@ -271,8 +271,7 @@ def _numpy_times(name: str, values: Any, form: str, valid: bytes | None) -> Colu
 def _packed_bits(are_valid: Any) -> bytes:
     import numpy
 
-    packed: bytes = numpy.packbits(are_valid, bitorder="little").tobytes()
-    return packed
+    return numpy.packbits(are_valid, bitorder="little").tobytes()
 
 
 # pandas

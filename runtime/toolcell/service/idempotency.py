@@ -25,6 +25,7 @@ from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
 from toolcell.support import daemon_threads
+from toolcell.support.event_loop import start_task
 from toolcell.support.http_protocol import CONNECTION
 from toolcell.support.log import logger_of
 
@@ -161,13 +162,11 @@ class IdempotentRequests:
 
     async def _begin(self, request: KeyedRequest, key: str, carry_out: CarryOut) -> Response:
         # Between the note in the record and this task there is no await: the note is always followed by the work.
-        task = asyncio.create_task(self._carry_out(request, key, carry_out))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = start_task(self._carry_out(request, key, carry_out), self._tasks)
         await asyncio.wait([task])
         if task.cancelled():
             raise _in_progress(request.run_id)
-        answer = task.result()
+        answer: Response | Problem = task.result()
         if isinstance(answer, Problem):
             raise answer
         return answer

@@ -228,7 +228,7 @@ class Jwts:
             raise jwt.InvalidTokenError("it names no key (kid)")
         if (key := await self.keys.key(key_id)) is None:
             raise jwt.InvalidTokenError("the issuer has no such key (kid)")
-        claims: dict[str, Any] = jwt.decode(
+        return jwt.decode(
             credential,
             key,  # which allows only the algorithms of its own type
             algorithms=[*self._config.algorithms],
@@ -237,7 +237,6 @@ class Jwts:
             leeway=LEEWAY_S,
             options={"require": ["exp", "iss", "aud", "sub"], "strict_aud": False},
         )
-        return claims
 
     def _principal_in(self, claims: Mapping[str, Any]) -> Principal:
         tenant, subject = claims.get(self._config.tenant_claim), claims.get("sub")

@@ -187,8 +187,8 @@ class TenantJournals:
         self._runtime = runtime
         self._turn = anyio.CapacityLimiter(1)
 
-    async def suspended(self) -> list[Suspension]:
-        return await self._look(self._runtime.suspended_runs)
+    async def suspended(self) -> tuple[Suspension, ...]:
+        return tuple(await self._look(self._runtime.suspended_runs))
 
     async def interrupted(self) -> list[str]:
         """Return the ids of the runs whose host ended in their middle."""

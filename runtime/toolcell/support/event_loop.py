@@ -57,11 +57,11 @@ _tasks: set[asyncio.Task[Any]] = set()
 """An event loop holds only weak references to its tasks."""
 
 
-def start_task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+def start_task(work: Coroutine[Any, Any, Any], kept_in: set[asyncio.Task[Any]] = _tasks) -> asyncio.Task[Any]:
     """Start a task of the running asyncio loop, which belongs to no task group, and keep it until it has ended."""
     task = asyncio.get_running_loop().create_task(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    kept_in.add(task)
+    task.add_done_callback(kept_in.discard)
     return task
 
 

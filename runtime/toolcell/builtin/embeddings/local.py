@@ -41,5 +41,4 @@ class LocalEmbeddings:
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Return one vector for each text, made on a worker thread."""
-        vectors: list[list[float]] = await daemon_threads.run_sync(lambda: self._model.encode(texts).tolist())
-        return vectors
+        return await daemon_threads.run_sync(lambda: self._model.encode(texts).tolist())

@@ -201,15 +201,7 @@ class AttachedStream:
         self._is_ending = False
         self._is_full = False
         self._is_over = False
-        self.received_bytes = 0
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._connection.sent_bytes
-
-    @sent_bytes.setter
-    def sent_bytes(self, value: int) -> None:
-        self._connection.sent_bytes = value
+        self.sent_bytes = self.received_bytes = 0
 
     @property
     def is_over(self) -> bool:
@@ -264,6 +256,7 @@ class AttachedStream:
             await anyio.lowlevel.checkpoint()
 
     async def send(self, data: bytes | memoryview) -> None:
+        self.sent_bytes += len(data)
         await self._connection.send(data)
 
     def take_output(self) -> bytes:

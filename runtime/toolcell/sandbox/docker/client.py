@@ -127,8 +127,7 @@ class EngineClient:
         await self.call(self.api.start, container)
 
     async def inspect(self, container: str) -> dict[str, Any]:
-        inspected: dict[str, Any] = await self.call(self.api.inspect_container, container)
-        return inspected
+        return await self.call(self.api.inspect_container, container)
 
     async def kill(self, container: str, signal: int | None = None) -> None:
         """Kill a container, or send its first process `signal`. Do nothing when it is dead or gone."""
@@ -159,8 +158,7 @@ class EngineClient:
 
     async def stats(self, container: str) -> dict[str, Any]:
         """Measure a container once, without the second that the daemon waits to compute a rate."""
-        stats: dict[str, Any] = await self.call(self.api.stats, container, stream=False, one_shot=True)
-        return stats
+        return await self.call(self.api.stats, container, stream=False, one_shot=True)
 
     async def aclose(self) -> None:
         """Close idle connections. Attached streams stay open."""

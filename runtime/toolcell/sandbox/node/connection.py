@@ -13,7 +13,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +26,7 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, SandboxUnavailable
 from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.sandbox.stream import SocketStream
+from toolcell.support.event_loop import start_task
 
 # `SecureChannel`: TLS 1.3 for the bytes of one connection between a caller and a node, without a socket of its own.
 #
@@ -335,9 +336,7 @@ class NodeConnection(asyncio.Protocol):
         elif kind == SETTINGS and self._task is None:
             self._settings = body
         elif kind == START and self._task is None:
-            self._task = self._loop.create_task(self._serve(Limits(**msgpack.unpackb(body))))
-            self._service.tasks.add(self._task)
-            self._task.add_done_callback(self._service.tasks.discard)
+            self._task = self._run(self._serve(Limits(**msgpack.unpackb(body))))
         elif sandbox is None:
             raise ValueError("nothing was started")
         elif kind == SAMPLE:
@@ -353,10 +352,8 @@ class NodeConnection(asyncio.Protocol):
         elif kind == SIGNAL and body == b"interrupt":
             sandbox.interrupt()
 
-    def _run(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._service.tasks.add(task)
-        task.add_done_callback(self._service.tasks.discard)
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return start_task(work, self._service.tasks)
 
     async def _prepare(self, sandbox: Sandbox, limits: Limits) -> None:
         problem = ""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 from typing import Any, ClassVar, Final, Literal
 
@@ -265,17 +266,14 @@ class RayBackend(Backend):
             stream = await NodeStream.connect(node.address)
             await start(stream, packed)
         except BaseException:
-            self._leave(node)
+            await self._leave(node)
             raise
         ident = f"{node.name}:{stream.started}.{next(self._count)}"
-
-        async def leave() -> None:
-            self._leave(node)
-
         known_by_guest = GUEST_LAYERS if self._is_docker else None
-        return NodeSandbox(stream, ident, limits, Placement(self.name, self._required, leave, known_by_guest))
+        placement = Placement(self.name, self._required, partial(self._leave, node), known_by_guest)
+        return NodeSandbox(stream, ident, limits, placement)
 
-    def _leave(self, node: RayNode) -> None:
+    async def _leave(self, node: RayNode) -> None:
         node.busy -= 1
         self._freed.notify()
 

@@ -182,8 +182,7 @@ class Caller:
         arguments = Arguments(request.arguments)
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
-            # The others end something.
-            if (method.scope is Scope.READ or request.method == "offer_tools") and not request.was_free:
+            if method.waits and not request.was_free:
                 await self._admission.wait_until_free(self.principal.tenant)
             request.admitted()
             return await method.answer(self._session, request, arguments)

@@ -181,6 +181,8 @@ class Method:
     scope: Scope = Scope.EXECUTE
     is_run: bool = True
     """It takes a place among the tenant's runs."""
+    waits: bool = False
+    """It takes no place, and waits until its tenant owes nothing. The others that take none end something."""
 
     async def answer(self, caller: CallerSession, request: ServedRequest, given: Arguments) -> Any:
         """Do what a request asks for, and return its plain value."""
@@ -230,13 +232,6 @@ def _revert(caller: CallerSession, request: ServedRequest, given: Arguments) -> 
     return partial(caller.runtime.revert, referred(given.take("result", dict)), context=caller.context(request, given))
 
 
-def _suspended_runs(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
-    async def does() -> list[Any]:
-        return [plain_record(each) for each in await caller.tenant.journals.suspended()]
-
-    return does
-
-
 def _open_session(caller: CallerSession, request: ServedRequest, given: Arguments) -> Work:
     name, limits = given.take("name", str), given.limits(caller.runtime.limits)
     options = {
@@ -284,21 +279,24 @@ def _session_does(name: str, take: Callable[[Arguments], Iterable[Any]] = lambda
 
 
 METHODS: Final[Mapping[str, Method]] = {
-    "offer_tools": Method(_offer, is_run=False),
+    "offer_tools": Method(_offer, is_run=False, waits=True),
     "execute_code": Method(_execute_code),
     "execute_plan": Method(_execute_plan),
     "preflight": Method(_preflight),
     "resume": Method(_resume, Scope.APPROVE),
     "commit": Method(_commit, Scope.APPROVE),
     "revert": Method(_revert, Scope.APPROVE),
-    "suspended_runs": Method(_suspended_runs, Scope.READ, is_run=False),
+    "suspended_runs": Method(
+        lambda caller, request, given: caller.tenant.journals.suspended, Scope.READ, is_run=False, waits=True
+    ),
     "interrupted_runs": Method(
-        lambda caller, request, given: caller.tenant.journals.interrupted, Scope.READ, is_run=False
+        lambda caller, request, given: caller.tenant.journals.interrupted, Scope.READ, is_run=False, waits=True
     ),
     "kept_sessions": Method(
         lambda caller, request, given: partial(daemon_threads.run_sync, caller.runtime.kept_sessions),
         Scope.READ,
         is_run=False,
+        waits=True,
     ),
     "forget_session": Method(
         lambda caller, request, given: partial(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from toolcell.support.event_loop import ChangeEvent
+from toolcell.support.event_loop import ChangeEvent, start_task
 
 MOST: Final = 200
 """Runs that are kept. The oldest that have ended make room."""
@@ -92,9 +92,7 @@ class LiveRuns:
             finally:
                 run.finish()
 
-        task = asyncio.get_running_loop().create_task(carry_out())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(carry_out(), self._tasks)
         return run
 
     async def close(self) -> None:
