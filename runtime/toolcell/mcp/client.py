@@ -615,13 +615,16 @@ class McpClient(OpenedInBlock):
         self, tool: McpTool, args: dict[str, Any], context: ToolContext, problem: str, is_again: bool
     ) -> CallToolResult | ToolResult:
         """Make a call again whose answer was lost, once, if that harms nothing. Otherwise say what is not known."""
-        again = tool.options.is_repeatable
-        if again and not is_again:
+        if tool.options.is_repeatable and not is_again:
             await anyio.sleep(AGAIN_S)
             return await self._call(tool, args, context, is_again=True)
+        return self._unanswered(tool, f": the answer was lost: {problem}")
+
+    def _unanswered(self, tool: McpTool, what: str) -> ToolResult:
+        """Return the failure of a call that was sent and got no answer."""
+        again = tool.options.is_repeatable
         known = "" if again else "; whether the call was carried out is not known"
-        message = f"MCP server {self.name}: the answer was lost: {problem}{known}"
-        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=again)
+        return ToolResult.fail(f"MCP server {self.name}{what}{known}", code=ErrorCode.UNAVAILABLE, retryable=again)
 
     def _protocol_failure(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:
@@ -633,10 +636,7 @@ class McpClient(OpenedInBlock):
         """Note that the connection is lost, and return the failure of a call that was on its way."""
         transport.ended.set()
         self._connection, self._problem = None, problem
-        again = tool.options.is_repeatable
-        known = "" if again else "; whether the call was carried out is not known"
-        message = f"MCP server {self.name} was lost during the call: {problem}{known}"
-        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=again)
+        return self._unanswered(tool, f" was lost during the call: {problem}")
 
     def _not_there(self) -> ToolResult:
         """Return the failure of a call while there is no connection. It may make a given-up server be tried again."""

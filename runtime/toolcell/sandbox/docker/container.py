@@ -197,16 +197,13 @@ class ContainerState:
         self.memory_kills = 0
         self.is_killed = False
         """Somebody had the daemon kill or stop it: this host, or another one."""
-        self._changed = ChangeEvent()
-
-    def notify(self) -> None:
-        self._changed.notify()
+        self.changed = ChangeEvent()
 
     async def wait_for(self, is_reached: Callable[[ContainerState], bool], within_s: float) -> bool:
         """Wait until `is_reached` holds. Return False when it does not in time, or when no event will arrive."""
         with anyio.move_on_after(within_s):
             while not is_reached(self) and not self.is_unobserved:
-                await self._changed.wait()
+                await self.changed.wait()
         return is_reached(self)
 
     def record_event(self, action: str, attributes: dict[str, Any]) -> None:
@@ -222,7 +219,7 @@ class ContainerState:
                     self.exit_code = int(code) if code is not None else None
             case "destroy" | "remove":
                 self.is_dead = self.is_removed = True
-        self.notify()
+        self.changed.notify()
 
 
 class Events:
@@ -277,7 +274,7 @@ class Events:
             self.is_listening = False
             for state in self._states.values():
                 state.is_unobserved = True
-                state.notify()
+                state.changed.notify()
 
     async def aclose(self) -> None:
         """Close the stream; its thread ends."""

@@ -206,7 +206,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             case {"exited": number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}:
                 if (child := self._children.pop(number, None)) is not None:
                     child.end = _of_first_process(exit_of(status, cpu_s, peak))
-                    child.notify()
+                    child.changed.notify()
 
     def _take_started(self, number: int, descriptors: list[int]) -> None:
         """Give a child its pidfd. One that nobody waits for is killed."""
@@ -223,7 +223,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
             child.fail(describe(errno.EMFILE, ""))
         else:
             child.pidfd, child.has_started = descriptors[0], True
-            child.notify()
+            child.changed.notify()
 
     async def fork(self, settings: bytes, descriptors: Sequence[int]) -> NamespacedProcess:
         """Request a sandbox. `settings`: packed. `descriptors` are sent with the request; the caller closes them.

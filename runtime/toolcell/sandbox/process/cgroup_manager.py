@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, V1Cgroup, V2Cgroup
+from toolcell_bridge.entry.process_usage import BEGAN, read_row
 from toolcell_bridge.wire.frozen import frozen
 
 # Find out where on this machine a process may make cgroups. Reads mount tables, asks systemd, changes nothing.
@@ -455,7 +456,7 @@ def discover() -> CgroupManager | NoLocation:
 
 def host_directory(pid: int, serial: int) -> str:
     """Name a directory of host process `pid`: its pid, start time and pid namespace are together never reused."""
-    return f"toolcell-{pid}-{_start_time(pid)}-{_pid_namespace()}-{serial}"
+    return f"toolcell-{pid}-{int(read_row(pid)[BEGAN])}-{_pid_namespace()}-{serial}"
 
 
 def is_orphan(folder: str) -> bool:
@@ -464,14 +465,9 @@ def is_orphan(folder: str) -> bool:
     if match is None or int(match[3]) != _pid_namespace():
         return False
     try:
-        return _start_time(int(match[1])) != int(match[2])
+        return int(read_row(int(match[1]))[BEGAN]) != int(match[2])
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def _start_time(pid: int) -> int:
-    """In clock ticks since boot: field 22 of proc_pid_stat(5), counted after the name, which may hold anything."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _pid_namespace() -> int:

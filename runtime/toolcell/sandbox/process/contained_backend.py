@@ -85,7 +85,7 @@ class ContainedProcess(ForkedSandbox):
         """Record how it ended: nothing is left of it."""
         self.supervisor, self.end = 0, end
         self._forget_supervisor()
-        self.notify()
+        self.changed.notify()
 
     def hold_supervisor(self, pid: int, zygote: int) -> None:
         """Take hold of its supervisor, a child of the zygote: its number alone may pass to another process."""
@@ -185,12 +185,12 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
                 self._usage.begin(number, self.pid)
                 child.hold_supervisor(pid, self.pid)
                 child.supervisor, child.has_started = pid, True
-                child.notify()
+                child.changed.notify()
             case {"failed": _, "why": why}:
                 child.fail(why)
             case {"lowered": _}:
                 child.is_lowered = True
-                child.notify()
+                child.changed.notify()
             case {"ended": _, "status": status, "why": why, "cpu_s": cpu_s, "peak_memory_bytes": peak}:
                 del self._children[number]
                 child.take_end(exit_of(max(0, status), cpu_s, peak, why))  # -1: it was not among those reaped
@@ -201,7 +201,8 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
 
     def note_exit(self, child: ContainedProcess) -> None:
         """Take note that a sandbox has ended whose end was not reported. Nothing happens while its supervisor runs."""
-        if child.supervisor and not _is_running(child.supervisor):
+        row = process_row(child.supervisor)
+        if child.supervisor and (row is None or row[0] in (b"Z", b"X")):
             self._children.pop(child.number, None)
             child.fail("the zygote did not report its end; was it stopped?")
 
@@ -246,14 +247,6 @@ def _has_ended(pidfd: int) -> bool:
     waiting = select.poll()
     waiting.register(pidfd, select.POLLIN)
     return bool(waiting.poll(0))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 # One sandbox of the profile `container`: its limits, its measurements and its end.

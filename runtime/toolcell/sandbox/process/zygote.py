@@ -74,13 +74,10 @@ class ForkedSandbox:
         """Its end is known, or nobody can report it any more."""
         return self.end is not None or bool(self.problem)
 
-    def notify(self) -> None:
-        self.changed.notify()
-
     def fail(self, problem: str) -> None:
         """Record why nobody will report its end."""
         self.problem = problem or "for a reason that was not told"
-        self.notify()
+        self.changed.notify()
 
 
 def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = "") -> Exit:
