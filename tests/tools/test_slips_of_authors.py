@@ -180,39 +180,32 @@ async def test_a_failed_task_group_of_a_provider_leaves_no_request_to_cancel() -
     assert (result.content, requests_to_cancel()) == ("the answer", 0)
 
 
+def acting() -> ToolRegistry:
+    registry = ToolRegistry()
+    registry.register("act", "Do something that others look at", None, lambda args: "done")
+    return registry
+
+
 @pytest.mark.conforms("G-b3")
 @each_row(
-    "answer",
+    ("when", "answer"),
     [
-        lambda: Substitute("text"),
-        lambda: Block(5),
-        lambda: Rewrite(3),
-        lambda: True,
-        lambda: sys.exit(1),  # type: ignore[arg-type]
-        lambda: fail_with(Panic()),
+        ("before", lambda: Substitute("text")),  # type: ignore[arg-type]
+        ("before", lambda: Block(5)),  # type: ignore[arg-type]
+        ("before", lambda: Rewrite(3)),  # type: ignore[arg-type]
+        ("before", lambda: True),
+        ("after", lambda: Override(5)),  # type: ignore[arg-type]
+        *((when, slip) for when in ("before", "after") for slip in (lambda: sys.exit(1), lambda: fail_with(Panic()))),
     ],
 )
-async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]) -> None:
-    registry = ToolRegistry()
-    registry.register("act", "Do something that is to be blocked", None, lambda args: "done")
-    registry.add_hook(before=lambda call: answer())
+async def test_a_slip_in_a_hook_blocks_its_call_or_costs_the_result(when: str, answer: Callable[[], Any]) -> None:
+    registry = acting()
+    registry.add_hook(**{when: lambda *_: answer()})
 
     result = await registry.execute("act")
 
-    assert result.error is not None
-    assert (str(result.status), result.error.code) == ("blocked", "hook_error")
-
-
-@pytest.mark.conforms("G-b3")
-@each_row("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
-async def test_a_slip_in_an_after_hook_costs_the_result(answer: Callable[[], Any]) -> None:
-    registry = ToolRegistry()
-    registry.register("act", "Do something that is to be shown", None, lambda args: "done")
-    registry.add_hook(after=lambda call, result: answer())
-
-    result = await registry.execute("act")
-    assert result.error is not None
-    assert (result.error.code, "done" in result.text) == ("hook_error", False)
+    assert result.error is not None and result.error.code == "hook_error"
+    assert (str(result.status) == "blocked", "done" in result.text) == (when == "before", False)
 
 
 async def test_an_observer_that_leaves_refuses_its_call() -> None:
@@ -220,13 +213,7 @@ async def test_an_observer_that_leaves_refuses_its_call() -> None:
         def call_started(self, call: Any) -> None:
             sys.exit(3)
 
-        def call_ended(self, call: Any) -> None:
-            """Never reached."""
-
-    registry = ToolRegistry()
-    registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
-
-    result = await registry.dispatch("act", {}, context=RunContext().having(Leaving()))
+    result = await acting().dispatch("act", {}, context=RunContext().having(Leaving()))
 
     assert result.error is not None
     assert result.error.code == "unavailable"
@@ -235,17 +222,10 @@ async def test_an_observer_that_leaves_refuses_its_call() -> None:
 @each_row("exc", [SystemExit(3), ValueError("no disk"), Panic()], ids=repr)
 async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recorded(exc: BaseException) -> None:
     class Failing(Feature):
-        def call_started(self, call: Any) -> None:
-            """Take note."""
-
         async def call_ended(self, call: Any) -> None:
             raise exc
 
-    registry = ToolRegistry()
-    registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
-    calls = [("act", {}), ("act", {})]
-
-    results = await registry.execute_batch(calls, context=RunContext().having(Failing()))
+    results = await acting().execute_batch([("act", {})] * 2, context=RunContext().having(Failing()))
 
     assert [result.text for result in results] == ["done", "done"]
 

@@ -10,6 +10,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
+from rows import each_row
 from toolcell import Secrets
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -271,34 +272,22 @@ async def test_a_listener_that_raises_or_takes_its_time_holds_nothing_up() -> No
 
 
 @pytest.mark.conforms("H-b3")
-async def test_a_full_queue_forgets_the_oldest_updates_and_never_a_start_or_an_end() -> None:
+@each_row(("ends", "updates"), [(0, [7, 8, 9]), (5, [])])
+async def test_a_full_queue_keeps_the_newest_updates_and_every_start_and_end(ends: int, updates: list[int]) -> None:
     bus = EventBus()
     stream = bus.stream(max_events=4)
 
     bus.emit(type=TOOL_START, call_id="a")
     for number in range(10):
         bus.emit(type=TOOL_UPDATE, update=number)
-    for number in range(5):
+    for number in range(ends):
         bus.emit(type=TOOL_END, call_id=str(number))
     stream.close()
 
     kept = [event async for event in stream]
-    assert [event.type for event in kept] == [TOOL_START] + [TOOL_END] * 5
-    assert stream.dropped == 10
-
-
-@pytest.mark.conforms("H-b3")
-async def test_of_more_updates_than_fit_the_newest_are_kept_in_order() -> None:
-    bus = EventBus()
-    stream = bus.stream(max_events=4)
-
-    bus.emit(type=TOOL_START, call_id="a")
-    for number in range(10):
-        bus.emit(type=TOOL_UPDATE, update=number)
-    stream.close()
-
-    assert [event.update async for event in stream] == [None, 7, 8, 9]
-    assert stream.dropped == 7
+    assert [event.type for event in kept] == [TOOL_START, *[TOOL_UPDATE] * len(updates), *[TOOL_END] * ends]
+    assert [event.update for event in kept if event.type == TOOL_UPDATE] == updates
+    assert stream.dropped == 10 - len(updates)
 
 
 # Progress
@@ -326,41 +315,29 @@ async def test_updates_come_between_start_and_end_of_their_call_and_may_interlea
 
 
 @pytest.mark.conforms("I-b1")
-async def test_updates_after_the_end_are_ignored_also_after_a_timeout() -> None:
-    kept: list[Any] = []
-
-    async def hang(ctx: ToolContext) -> str:
-        """Tell something and never end."""
-        kept.append(ctx.update)
-        ctx.update("before")
-        await anyio.sleep_forever()
-        return ""
-
-    registry = ToolRegistry([hang], timeout_s=0.01)
-    log = recorded(registry.events)
-
-    await registry.execute("hang")
-    kept[0]("too late")
-
-    assert [event.update for event in log if event.type == TOOL_UPDATE] == [{"text": "before"}]
-    assert kept[0].ignored == 1
-
-
-async def test_the_first_update_is_ignored_too_when_it_comes_after_the_end() -> None:
+@each_row("before", [["before"], []])
+@each_row("hangs", [True, False])
+async def test_updates_after_the_end_are_ignored_also_the_first_and_after_a_timeout(
+    before: list[str], hangs: bool
+) -> None:
     kept: list[ToolContext] = []
 
     async def work() -> str:
-        """Keep the context and tell nothing."""
+        """Tell something, and perhaps never end."""
         kept.append(current_context())
+        for text in before:
+            kept[0].update(text)
+        if hangs:
+            await anyio.sleep_forever()
         return "done"
 
-    registry = ToolRegistry([work])
+    registry = ToolRegistry([work], timeout_s=0.01 if hangs else PATIENCE_S)
     log = recorded(registry.events)
 
     await registry.execute("work")
     kept[0].update("too late")
 
-    assert [event for event in log if event.type == TOOL_UPDATE] == []
+    assert [event.update for event in log if event.type == TOOL_UPDATE] == [{"text": text} for text in before]
     assert kept[0].update.ignored == 1
 
 

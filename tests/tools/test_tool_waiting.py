@@ -265,28 +265,22 @@ async def test_a_tool_that_calls_itself_does_not_wait_for_its_own_place() -> Non
     assert found == [5] * 12
 
 
-async def test_a_place_that_is_handed_to_a_call_just_cancelled_is_free_again() -> None:
-    workers = Workers(1)
+@each_row(("take", "places"), [(Workers.take, 1), (Workers.take_all, 3)])
+@each_row("is_handed", [True, False])
+async def test_a_call_that_is_cancelled_while_it_waits_keeps_no_place(take: Any, places: int, is_handed: bool) -> None:
+    """Also when a place is handed to it just then, and when it has some of those that it wants."""
+    workers = Workers(places)
     await workers.take()
     async with anyio.create_task_group() as group:
-        group.start_soon(workers.take)
+        group.start_soon(take, workers)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
+        if is_handed:
+            workers.give_back()
+    if not is_handed:
         workers.give_back()
 
-    assert workers.free == 1
-
-
-async def test_a_call_that_wants_every_place_and_is_cancelled_gives_back_those_that_it_has() -> None:
-    workers = Workers(3)
-    await workers.take()
-    async with anyio.create_task_group() as group:
-        group.start_soon(workers.take_all)
-        await anyio.wait_all_tasks_blocked()
-        group.cancel_scope.cancel()
-    workers.give_back()
-
-    assert workers.free == 3
+    assert workers.free == places
     with anyio.fail_after(PATIENCE_S):
         await workers.take_all()
 
