@@ -19,6 +19,12 @@ from .conftest import Run
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
 
+def test_usage_tells_what_a_script_held_and_computed(run: Run) -> None:
+    usage = run("x = bytes(range(256)) * 160_000\nsum(x)").usage
+
+    assert usage.peak_memory_bytes > 40_000_000 and usage.cpu_s > 0
+
+
 @pytest.mark.conforms("EX-43", "Q4")
 def test_a_result_is_what_set_result_was_given(run: Run) -> None:
     assert run('set_result({"answer":42})').value == {"answer": 42}
