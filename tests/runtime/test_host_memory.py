@@ -77,22 +77,18 @@ async def test_nothing_of_a_plain_run_waits_for_the_garbage_collector(monkeypatc
     assert len(left) == 4
 
 
-async def test_what_is_kept_for_reverts_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reverts, "KEPT_BYTES", 5_000_000)
+@pytest.mark.parametrize("dry_run", [False, True], ids=["reverts", "dry runs"])
+async def test_what_is_kept_is_bounded_in_bytes(dry_run: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts if dry_run else reverts, "KEPT_BYTES", 5_000_000)
     async with Runtime(registry([])) as runtime:
-        done = [await runtime.execute_code(NOTES) for _ in range(4)]
-        with pytest.raises(UsageError, match="at most 5000000 bytes together"):
-            await runtime.revert(done[0])
-        assert (await runtime.revert(done[-1])).ok
+        done = [await runtime.execute_code(NOTES, dry_run=dry_run) for _ in range(4)]
 
+        async def use(result: Any) -> Any:
+            return await (runtime.commit(result, approve=result.draft_digest) if dry_run else runtime.revert(result))
 
-async def test_what_is_kept_of_dry_runs_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "KEPT_BYTES", 5_000_000)
-    async with Runtime(registry([])) as runtime:
-        done = [await runtime.execute_code(NOTES, dry_run=True) for _ in range(4)]
         with pytest.raises(UsageError, match="at most 5000000 bytes together"):
-            await runtime.commit(done[0], approve=done[0].draft_digest)
-        assert (await runtime.commit(done[-1], approve=done[-1].draft_digest)).ok
+            await use(done[0])
+        assert (await use(done[-1])).ok
 
 
 async def test_drafts_that_made_room_can_be_committed_from_disk(

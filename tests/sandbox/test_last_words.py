@@ -37,13 +37,18 @@ WAYS: dict[str, tuple[Callable[[socket.socket], None], bool]] = {
 """What the process does, and whether it was sent its settings before that."""
 
 
+def zygote_of(program: str) -> tuple[NamespacedZygote, socket.socket]:
+    """A zygote that is another program, and that program's end of its socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    return NamespacedZygote(process, ours, 1), theirs
+
+
 @each_row("way", WAYS)
 def test_the_words_of_a_process_that_ends_are_the_error(way: str) -> None:
     end, is_sent_before = WAYS[way]
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    process = subprocess.Popen([sys.executable, "-c", ""], stderr=subprocess.PIPE)
-    zygote = NamespacedZygote(process, ours, 1)
+    zygote, theirs = zygote_of("")
     if not is_sent_before:
         end(theirs)
     for _ in range(2):
@@ -56,12 +61,8 @@ def test_the_words_of_a_process_that_ends_are_the_error(way: str) -> None:
 
 
 def test_what_a_dying_interpreter_writes_is_the_error() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    says = "import sys; sys.exit('libpython3.so: cannot open shared object file')"
-    process = subprocess.Popen([sys.executable, "-c", says], stderr=subprocess.PIPE)
+    zygote, theirs = zygote_of("import sys; sys.exit('libpython3.so: cannot open shared object file')")
     theirs.close()
-    zygote = NamespacedZygote(process, ours, 1)
     zygote.send_first(SETTINGS)
 
     with pytest.raises(SandboxUnavailable, match=r"libpython3\.so: cannot open shared object file"):
