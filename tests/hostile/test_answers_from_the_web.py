@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -62,6 +64,24 @@ async def test_a_page_that_is_almost_a_secret_keeps_no_event_loop() -> None:
         found = await quietest(lambda: fetcher.fetch(site.url(host="127.0.0.1")))
 
     assert found.outcome.content.startswith(TOKEN[:-1].encode()) and found.silent_s < SILENCE_S
+
+
+BYTES = gzip.compress(random.Random(1).randbytes(15_000))
+BYTE_BY_BYTE = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"".join(b"1\r\n%c\r\n" % each for each in BYTES)
+    + b"0\r\n\r\n"
+)
+
+
+async def test_a_body_that_comes_byte_by_byte_keeps_no_event_loop() -> None:
+    async with serve({"/": BYTE_BY_BYTE}) as site, door(of(site), secrets={"TOKEN": TOKEN}) as run:
+        of_script = await quietest(lambda: run.send(site.url(host="127.0.0.1")))
+        fetcher = Fetcher(local(), resolver=Names(site_test=[["127.0.0.1"]]))
+        of_tool = await quietest(lambda: fetcher.fetch(site.url()))
+
+    assert (len(of_script.outcome.value["body"]), len(of_tool.outcome.content)) == (15_000, 15_000)
+    assert max(of_script.silent_s, of_tool.silent_s) < SILENCE_S
 
 
 @each_row("text", ["1." * 100_000 + "1", "9" * 4000, "1" * 101], ids=["parts", "digits", "short"])

@@ -11,6 +11,7 @@ import anyio
 from toolcell.egress.echoes import Echoes
 from toolcell.egress.failures import PROTOCOL
 from toolcell.errors import ToolError
+from toolcell.support.event_loop import TimeSlice
 
 PIECE_BYTES: Final = 64 * 1024
 
@@ -108,6 +109,7 @@ class AnswerBody:
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
         self._lock = anyio.Lock()
+        self._turn = TimeSlice()
         """Held by the reader: a script may read in several calls at once."""
         self._excess = -SLACK_BYTES
         """Bytes that came, less those that they were decompressed to."""
@@ -152,6 +154,7 @@ class AnswerBody:
             self._add(made)
             return
         try:
+            await self._turn.give_way()  # a server may send single bytes
             piece = await anext(self._pieces)
         except StopAsyncIteration:
             if self._inflater is not None and not self._inflater.is_whole:

@@ -16,6 +16,7 @@ import anyio
 
 from toolcell.egress.resolver import CheckAddress, Resolver, SystemResolver, checked_addresses
 from toolcell.egress.streams import AnswerStream, TcpStream, httpcore, httpx
+from toolcell.support.event_loop import TimeSlice
 
 
 async def exchange(pool: httpcore.AsyncConnectionPool, request: httpcore.Request) -> httpcore.Response:
@@ -79,7 +80,9 @@ class _ResponseStream(httpx.AsyncByteStream):
         self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        turn = TimeSlice()
         async for piece in self._response.aiter_stream():
+            await turn.give_way()  # a server may send single bytes
             yield piece
 
     async def aclose(self) -> None:
