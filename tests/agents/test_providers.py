@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from agents.api_server import (
     tool_use,
 )
 from rows import each_row
-from toolcell import UsageError
+from toolcell import Agent, UsageError
 from toolcell.agents import RetryPolicy, ToolLoopConfig, run_tool_loop, system, user
 from toolcell.agents.providers.anthropic import AnthropicProvider, to_anthropic
 from toolcell.agents.providers.openai import OpenAIProvider, to_openai
@@ -169,6 +170,16 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
     assert [each["content"] for each in result.messages if each["role"] == "tool"] == ["Hello from /a", "Hello from /b"]
     assert result.content == "Done."
     assert result.usage.total == 40
+
+
+@each_row("kind", ["openai", "anthropic"])
+def test_an_agent_may_be_run_in_one_event_loop_after_another(kind: str) -> None:
+    done = ok(completion("done") if kind == "openai" else message(text("done")))
+    with serving(*[done] * 4) as server:
+        agent = Agent(provider(kind, server), model="m", retry=RetryPolicy(attempts=1))
+        results = [agent.run_sync("go"), asyncio.run(agent.run("go")), agent.run_sync("go"), agent.run_sync("go")]
+
+    assert [each.content or each.error for each in results] == ["done"] * 4
 
 
 @pytest.mark.conforms("C20")

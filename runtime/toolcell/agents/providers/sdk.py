@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -24,6 +26,15 @@ from toolcell.support.text import whole_characters
 from toolcell.tools import ToolDefinition
 
 
+async def _until_the_loop_ends(client: Any) -> AsyncGenerator[Any, None]:
+    """Yield a client each time, and close it with the event loop, which finishes its asynchronous generators."""
+    try:
+        while True:
+            yield client
+    finally:
+        await client.close()
+
+
 class SdkProvider(ABC):
     """Sends requests through an SDK's client. `async with` closes the client's connections, and so does `aclose()`."""
 
@@ -38,13 +49,15 @@ class SdkProvider(ABC):
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
         # The loop retries. Retries in the SDK as well would multiply the attempts.
         self._client = (client or self._new_client(client_options)).with_options(max_retries=0)
+        self._makes_connections = client is None and "http_client" not in client_options
+        self._clients: dict[asyncio.AbstractEventLoop, AsyncGenerator[Any, None]] = {}
         self.supports_images = supports_images
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
         """Request one response."""
-        create, request = self._prepared(messages, tools, model, options)
+        create, request = await self._prepared(messages, tools, model, options)
         return self.read_answer(await create(**request))
 
     async def stream_chat(
@@ -57,15 +70,15 @@ class SdkProvider(ABC):
         /,
     ) -> ModelResponse:
         """Request one response as a stream."""
-        create, request = self._prepared(messages, tools, model, options)
+        create, request = await self._prepared(messages, tools, model, options)
         return await self.accumulator(on_update, tools).read(create(**request, **self.stream_options))
 
-    def _prepared(
+    async def _prepared(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         if not model:
             raise Misconfigured(f"{type(self).__name__} needs the name of a model: write Agent(provider, model=...)")
-        create = attrgetter(self.create_method)(self._client)
+        create = attrgetter(self.create_method)(await self._client_here())
         return create, self.request(messages, tools, model, known_options(create, options))
 
     @abstractmethod
@@ -91,8 +104,21 @@ class SdkProvider(ABC):
             said = str(exc).replace("\n", " ")
             raise UsageError(f"{cls.__name__} cannot be made: {said}; write {cls.__name__}(api_key=...)") from exc
 
+    async def _client_here(self) -> Any:
+        """Return the client with connections of this event loop: those of one that has ended fail."""
+        if not self._makes_connections:
+            return self._client
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients = {each: client for each, client in self._clients.items() if not each.is_closed()}
+            connections = import_module(self.package).DefaultAsyncHttpxClient()
+            self._clients[loop] = _until_the_loop_ends(self._client.with_options(http_client=connections))
+        return await anext(self._clients[loop])
+
     async def aclose(self) -> None:
         """Close the client's connections."""
+        if (here := self._clients.pop(asyncio.get_running_loop(), None)) is not None:
+            await here.aclose()
         await self._client.close()
 
     async def __aenter__(self) -> Self:
