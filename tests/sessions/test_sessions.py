@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from toolcell import (
@@ -24,6 +25,7 @@ from toolcell.errors import SessionError
 from toolcell.sandbox.process.backend import ProcessSandbox
 from toolcell.sessions.blocking import SyncSession
 from toolcell.sessions.session import Session
+from toolcell.testing import FakeBackend
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
@@ -550,6 +552,15 @@ async def test_an_interrupt_that_is_handled_for_ever_ends_the_script(
         result = await interrupted(session, source, limits=Limits(wall_s=10))
 
     assert result.outcome is Outcome.CANCELLED
+
+
+def test_a_process_that_a_script_left_is_ended_also_where_nothing_isolates() -> None:
+    plain = SyncRuntime(backend=FakeBackend(), pool=PoolConfig(warm=0), allow_unisolated=True)
+    with plain as runtime, runtime.session() as session:
+        left = session.execute_code("import os, time\npid = os.fork()\nif pid == 0: time.sleep(60)\npid")
+
+        assert left.ok and not psutil.pid_exists(left.value)
+        assert value(session, "pid") == left.value
 
 
 def test_scripts_share_an_event_loop_and_what_they_leave_running_is_ended_by_name(session: SyncSession) -> None:
