@@ -172,3 +172,24 @@ def test_each_module_whose_handlers_are_left_out_registers_some_or_is_too_old(mo
     ).stdout
 
     assert shown == ("False\n" if module == "asyncio.events" and sys.version_info < (3, 12) else "True\n")
+
+
+CHILD_PRINTS = """
+import os, sys
+print("before")
+if (pid := os.fork()) == 0:
+    print("in the child", file=sys.stderr)
+    os._exit(0)
+os.waitpid(pid, 0)
+print("after")
+"""
+
+
+@pytest.mark.quick
+def test_what_a_child_prints_stands_between_what_its_parent_prints() -> None:
+    with SyncRuntime(pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+        results = [runtime.execute_code(CHILD_PRINTS), *(session.execute_code(CHILD_PRINTS) for _ in range(2))]
+
+    assert [[each.text for each in result.logs.entries] for result in results] == [
+        ["before\n", "in the child\n", "after\n"]
+    ] * 3

@@ -30,6 +30,9 @@ class Numbers(BackgroundTask):
         if not self._count:
             await anyio.sleep_forever()
 
+    def take(self) -> int | None:
+        return self.ready.pop(0) if self.ready else None
+
     def leave(self) -> None:
         self.cancel()
         super().leave()
@@ -43,8 +46,6 @@ class Reader(TaskReader[int]):
     def _begin(self) -> None:
         self._tasks.start_soon(self._numbers.run, self._numbers.count)
 
-    def _take(self) -> int | None:
-        return self._numbers.ready.pop(0) if self._numbers.ready else None
 
 
 @pytest.mark.anyio
@@ -98,5 +99,5 @@ async def test_a_reader_is_told_that_the_task_was_ended_by_others() -> None:
         await anyio.wait_all_tasks_blocked()
         numbers.cancel()
         with pytest.raises(UsageError, match="closed before the end"):
-            await numbers.next(lambda: None)
+            await numbers.next()
     assert numbers.over.is_set()

@@ -1,6 +1,7 @@
 """The script's stdout and stderr: what Python writes goes to the host as Log messages, at once.
 
-Raw writes to descriptors 1 and 2 go through pipes of their own. The host reads, counts and truncates both.
+Raw writes to descriptors 1 and 2, of child processes and of libraries written in C, go through pipes of their own. The
+host reads, counts and truncates both. Before Python's text is sent, the host has read what is in these pipes.
 """
 
 from __future__ import annotations
@@ -10,14 +11,25 @@ import codecs
 import io
 import os
 import sys
-from typing import Any
+from fcntl import ioctl
+from math import inf
+from termios import FIONREAD
+from time import monotonic, sleep
+from typing import Any, Final
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.wire.codec import PRINTED_BYTES
-from toolcell_bridge.wire.messages import Log
+from toolcell_bridge.wire.messages import Log, RawOutput
 
 FLUSH_CHARS = 16 * 1024
 """Text longer than this is sent in pieces of this size."""
+
+ORDER_S: Final = 0.2
+"""How long the host may take to read a pipe. A process may always write more, and a node reads when it measures."""
+LOOK_S: Final = 1e-4
+PAUSE_S: Final = 2e-5
+"""Between texts in quicker succession nobody has printed: to look takes half as long as to send one."""
+_EMPTY: Final = bytes(4)
 
 
 class _RawBytes(io.BufferedIOBase):
@@ -60,6 +72,7 @@ class LogStream(io.TextIOBase):
         self._channel = channel
         self._stream = stream
         self._errors = "backslashreplace"
+        self._pause_s, self._looks_from = PAUSE_S, 0.0
         self._decoder: codecs.IncrementalDecoder | None = None
         """Decodes what is written as bytes; few scripts do that."""
         self.buffer = _RawBytes(self)
@@ -143,6 +156,9 @@ class LogStream(io.TextIOBase):
         # Lone surrogates have no form on the wire; show them as Python would.
         data = text.encode("utf-8", "backslashreplace")
         try:
+            if monotonic() > self._looks_from and (stream := _unread()):
+                self._let_pass(stream)
+            self._looks_from = monotonic() + self._pause_s
             if len(data) <= PRINTED_BYTES:
                 self._channel.send_printed(self._stream, data)
                 return
@@ -152,6 +168,24 @@ class LogStream(io.TextIOBase):
         except ChannelClosed:
             while data:  # a forked child has no bridge; its output takes the pipe
                 data = data[os.write(self._stream, data) :]
+
+    def _let_pass(self, stream: int) -> None:
+        """Have the host read what is in the pipes, and wait for that: it was written before."""
+        until = monotonic() + ORDER_S
+        self._channel.send(RawOutput(stream))
+        while _unread():
+            if monotonic() > until:
+                self._pause_s = inf
+                break
+            sleep(LOOK_S)
+
+
+def _unread() -> int:
+    """Return the descriptor whose pipe holds something; 0 if none does."""
+    try:
+        return 1 if ioctl(1, FIONREAD, _EMPTY) != _EMPTY else 2 if ioctl(2, FIONREAD, _EMPTY) != _EMPTY else 0
+    except OSError:  # the script has closed it, or put something in its place
+        return 0
 
 
 class Streams:

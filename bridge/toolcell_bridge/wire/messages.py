@@ -138,6 +138,14 @@ class Log:
 
 
 @frozen
+class RawOutput:
+    """Guest: what was written to the descriptors 1 and 2 themselves comes before what is sent next."""
+
+    stream: int
+    """One that has something."""
+
+
+@frozen
 class Progress:
     """Guest: the script reports its progress."""
 
@@ -203,7 +211,7 @@ class Done:
 
 HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
-    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover
+    Hello | CallTool | CancelCall | Log | RawOutput | Progress | Result | FilePart | FileProblem | Done | Leftover
 )  # fmt: skip
 Message: TypeAlias = HostMessage | GuestMessage
 
@@ -223,6 +231,7 @@ TAGS: Final[dict[int, type[Message]]] = {
     23: FileProblem,
     24: Done,
     25: Leftover,
+    29: RawOutput,
 }
 """First element of each message on the wire. A tag is never reused: 7, 8 and 26 to 28 had a meaning before.
 Tag 5 is reserved: it interrupts a run."""

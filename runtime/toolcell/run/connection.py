@@ -18,6 +18,7 @@ from toolcell.results import Outcome
 from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Meter, Sandbox
 from toolcell.sandbox.shortages import describe
+from toolcell.sandbox.stream import SocketStream
 from toolcell.support import event_loop
 from toolcell.support.event_loop import shared_slice
 from toolcell_bridge.guest.scripts import SCRIPT
@@ -123,6 +124,11 @@ class GuestConnection:
         self._is_broken = False
         """A write was cut short, perhaps in the middle of a message."""
         self._sent_before = self._received_before = 0
+
+    def has_unread(self) -> bool:
+        """Whether the guest has sent something that was not looked at, as far as that can be told."""
+        stream = self._stream
+        return bool(self.wire.frames.buffer) or (isinstance(stream, SocketStream) and stream.has_unread())
 
     @property
     def is_usable(self) -> bool:

@@ -155,7 +155,7 @@ class Conversation:
         self.callbacks = self._output.callbacks
         self._sample = Sample()
         self._context = contextvars.copy_context()
-        self._has_tasks = False
+        self._has_tasks = self._is_behind = False
         self._line: int | None = None
         self.deadline = Deadline(run.script.limits, connection, self._started)
         self._turn = connection.turn
@@ -233,7 +233,10 @@ class Conversation:
             return
         self._end_in_time()
         try:
-            take_printed(self._connection, self._output)
+            # What the guest has sent was perhaps printed before. It may always send more, and is not waited for twice.
+            self._is_behind = not self._is_behind and self._connection.has_unread()
+            if not self._is_behind:
+                take_printed(self._connection, self._output)
             if self._run.work.used > self._run.work.limit:
                 self._stop_for_work()
             self._sample = self._connection.meter.sample()

@@ -31,6 +31,7 @@ from toolcell_bridge.wire.messages import (
     Log,
     Message,
     Progress,
+    RawOutput,
     Result,
 )
 from toolcell_bridge.wire.plain import packed_size
@@ -268,7 +269,7 @@ class RunOutput:
             RemoteProtocolError: it is larger than its limit, or a message that no guest of ours sends.
         """
         match message:
-            case Log():
+            case Log() | RawOutput():
                 self.drain_message(message)
                 self._check_flood()
             case Result() | FilePart() | FileProblem() | Leftover():
@@ -291,6 +292,8 @@ class RunOutput:
         match message:
             case Log(stream, text):
                 self._keep(STREAMS[stream], text)
+            case RawOutput():
+                self.take_raw(*self._connection.sandbox.read_output())
             case Result(value):
                 self._take_result(value)
             case FilePart():

@@ -111,6 +111,13 @@ class SocketStream:
         self.received_bytes += len(data)
         return data
 
+    def has_unread(self) -> bool:
+        """Whether something that was sent has not been received."""
+        try:
+            return bool(self._early or self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
     def _look_until(self, now: float) -> float:
         """Return when to give up and sleep; negative for at once."""
         if not (self.is_looked_at and self._has_answered) or len(_awake) > 1:
