@@ -40,7 +40,7 @@ async def test_scripts_that_hold_every_place_of_the_pool_get_their_nested_script
                 for _ in range(6):
                     tasks.start_soon(run)
         assert results == [18] * 6
-        assert all(place.free for place in runtime.sandboxes.beside)
+        assert runtime.sandboxes.nested._extra == 0 and runtime.sandboxes.nested._waiting == []
 
 
 async def test_a_session_that_holds_the_only_place_gets_its_nested_scripts_run() -> None:
@@ -65,11 +65,11 @@ async def test_more_nested_scripts_than_there_can_be_sandboxes_fail_and_say_why(
 
     async with opened(registry, 1) as runtime:
         with anyio.fail_after(60):
-            enough = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_BESIDE})")
-            too_many = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_BESIDE + 1})")
+            enough = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA})")
+            too_many = await runtime.execute_code(f"call_tool('deeper', depth={sandboxes.MAX_EXTRA + 1})")
 
-        assert enough.value == sandboxes.MAX_BESIDE
-        assert not too_many.ok and all(place.free for place in runtime.sandboxes.beside)
+        assert enough.value == sandboxes.MAX_EXTRA
+        assert not too_many.ok and runtime.sandboxes.nested._extra == 0
         assert (await runtime.execute_code("1")).value == 1
 
 
@@ -80,5 +80,5 @@ async def test_a_caller_that_gives_up_while_its_nested_script_waits_leaves_nothi
             assert result.ok or result.outcome is Outcome.TIMEOUT
         with anyio.fail_after(60):
             assert (await runtime.execute_code("tools.first()")).value == 18
-            while not all(place.free for place in runtime.sandboxes.beside) or runtime.pool.busy:  # type: ignore[union-attr]
+            while runtime.sandboxes.nested._extra or runtime.pool is None or runtime.pool.busy:
                 await anyio.sleep(0.01)

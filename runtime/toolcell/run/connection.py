@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import anyio
 
-from toolcell.calls.concurrency import Workers
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
 from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
@@ -80,6 +80,9 @@ GATHERED_BYTES = 64 * 1024
 """Most that is gathered before it is written. Each write costs a system call, and wakes a guest that sleeps."""
 
 
+Place = Literal["own", "pool", "extra"]
+
+
 class GuestConnection:
     """The bridge to one sandbox. The pool holds these; a run needs one that `is_usable`."""
 
@@ -87,10 +90,8 @@ class GuestConnection:
         self.sandbox = sandbox
         self.meter: Meter = sandbox
         """Measures the run under way."""
-        self.is_pooled = False
-        """It is one of the pool."""
-        self.beside: Workers | None = None
-        """Its place beside the pool, of a nested script."""
+        self.place: Place = "own"
+        """What counts it: the pool; the sandboxes beside it for nested scripts; or nothing but its own run."""
         self.stopped: StopReason | None = None
         """Why the run under way stopped; None while it goes on. Only `stop` and `begin_run` set it."""
         self.was_asked = False

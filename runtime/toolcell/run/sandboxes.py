@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 
@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.calls.concurrency import Workers, first_leaf
+from toolcell.calls.concurrency import first_leaf
 from toolcell.config import Limits, PoolConfig, fits
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult
@@ -26,15 +26,98 @@ from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
 from toolcell.sandbox.shortages import possible_cap, unavailable
 
-MAX_BESIDE = 8
-"""Sandboxes beside the pool's, of one runtime: one for each depth of scripts inside scripts. Saved scripts run four
-deep. Whoever has one waits for deeper scripts alone: the deepest goes on when scripts that wait hold the whole pool."""
+MAX_EXTRA = 8
+"""Sandboxes beside the pool's, of one runtime. Saved scripts run four deep inside one another, and each deadlock ends
+when the deepest script that waits gets a sandbox."""
 
-LOOK_S = 0.005
-"""How often a nested script that waits for a start looks whether the pool is full now."""
+_holders: ContextVar[tuple[GuestConnection, ...]] = ContextVar("toolcell_holders", default=())
+"""The sandboxes of the scripts that wait for what runs here, of every runtime."""
 
-_depth: ContextVar[int] = ContextVar("toolcell_depth", default=0)
-"""How many scripts, of every runtime, wait for what runs here."""
+
+class _Waiter:
+    """A script that waits for a sandbox while others wait for it."""
+
+    def __init__(self, holders: tuple[GuestConnection, ...]) -> None:
+        self.holders = holders
+        self.gets_extra = anyio.Event()
+        self.connection: GuestConnection | None = None
+
+
+class NestedRuns:
+    """The nested scripts of one runtime that wait, and the sandboxes that some of them got beside the pool."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiter] = []
+        self._extra = 0
+
+    async def acquire(
+        self, pool: Pool[GuestConnection], start: Callable[[], Awaitable[GuestConnection]]
+    ) -> GuestConnection:
+        """Take a sandbox of the pool, or one beside it where all of the pool wait for the one that asks.
+
+        Raises:
+            SandboxUnavailable: there is none, and none is to be expected.
+        """
+        holders = _holders.get()
+        if not holders:
+            connection = await pool.acquire()
+            connection.place = "pool"
+            return connection
+        waiter = _Waiter(holders)
+        self._waiting.append(waiter)
+        is_over = False
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._take, pool, waiter, tasks.cancel_scope)
+                await anyio.lowlevel.checkpoint()
+                self._review(pool)
+                await waiter.gets_extra.wait()
+                tasks.cancel_scope.cancel()
+            if waiter.connection is None:
+                if self._extra > MAX_EXTRA:
+                    raise SandboxUnavailable(
+                        f"all {pool.busy} sandboxes of the pool, and {MAX_EXTRA} more, are held by scripts that wait "
+                        "for another one; run fewer inside one another, or raise PoolConfig(cap)"
+                    )
+                waiter.connection = await start()
+                waiter.connection.place = "extra"
+            is_over = True
+        except BaseExceptionGroup as group:
+            raise first_leaf(group) from None
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            found = waiter.connection
+            if waiter.gets_extra.is_set() and (found is None or found.place == "pool"):
+                self._extra -= 1
+                self._review(pool)
+            if not is_over and found is not None:
+                pool.release(found)
+        assert found is not None
+        return found
+
+    async def _take(self, pool: Pool[GuestConnection], waiter: _Waiter, scope: anyio.CancelScope) -> None:
+        waiter.connection = await pool.acquire()
+        waiter.connection.place = "pool"
+        scope.cancel()
+
+    def note_end(self, pool: Pool[GuestConnection], connection: GuestConnection) -> None:
+        """A script gave its sandbox back."""
+        if connection.place == "extra":
+            self._extra -= 1
+        if self._waiting:
+            self._review(pool)
+
+    def _review(self, pool: Pool[GuestConnection]) -> None:
+        """Give a sandbox beside the pool to the deepest that waits, if nothing else could end its waiting."""
+        if not self._waiting or not pool.is_full:
+            return
+        holders = {each for waiter in self._waiting for each in waiter.holders if each.place != "own"}
+        if len(holders) >= pool.busy + self._extra:
+            deepest = max(self._waiting, key=lambda waiter: len(waiter.holders))
+            self._waiting.remove(deepest)
+            self._extra += 1
+            deepest.gets_extra.set()
 
 
 class Sandboxes:
@@ -48,8 +131,7 @@ class Sandboxes:
         self._environment, self._limits, self._is_open = environment, limits, is_open
         self._clock = StartClock(config.start_s)
         self.monitor = RunMonitor()
-        self.beside = [Workers(1) for _ in range(MAX_BESIDE)]
-        """The places beside the pool, by depth."""
+        self.nested = NestedRuns()
         self.pool: Pool[GuestConnection] | None = None
         """None before the runtime is opened."""
 
@@ -102,7 +184,7 @@ class Sandboxes:
                     await connection.sandbox.prepare(limits)
                 except OSError as exc:
                     raise unavailable(exc) from exc
-            token = _depth.set(_depth.get() + 1)
+            token = _holders.set((*_holders.get(), connection))
             try:
                 start_s = time.perf_counter() - began if own is None else 0.0
                 conversation = Conversation(run, connection, start_s)  # keeps the context in which it is made
@@ -112,7 +194,7 @@ class Sandboxes:
                 finally:
                     self.monitor.discard(conversation)
             finally:
-                _depth.reset(token)
+                _holders.reset(token)
         finally:
             if own is None:
                 await self.let_go(connection)
@@ -141,12 +223,12 @@ class Sandboxes:
         Cancellation: shielded.
         """
         try:
-            if not (connection.is_pooled and self.pool is not None and self.pool.release(connection)):
+            if not (connection.place == "pool" and self.pool is not None and self.pool.release(connection)):
                 with anyio.CancelScope(shield=True):
                     await connection.sandbox.destroy()
         finally:
-            if connection.beside is not None:
-                connection.beside.give_back()
+            if self.pool is not None:
+                self.nested.note_end(self.pool, connection)
 
     async def _sandbox_for(self, limits: Limits) -> GuestConnection:
         """Return a sandbox of the pool if its limits can be lowered to these, or start one."""
@@ -154,57 +236,12 @@ class Sandboxes:
         assert self.pool is not None
         try:
             if is_pooled:
-                depth = _depth.get()
-                return await (self._nested(self.pool, depth) if depth else self._of_pool(self.pool))
+                return await self.nested.acquire(self.pool, partial(self._clock.run, self._connect))
             return await self._clock.run(partial(self._connect, limits))
         except SandboxUnavailable as exc:
             if self._is_open():
                 raise
             raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc
-
-    async def _of_pool(self, pool: Pool[GuestConnection]) -> GuestConnection:
-        connection = await pool.acquire()
-        connection.is_pooled = True
-        return connection
-
-    async def _nested(self, pool: Pool[GuestConnection], depth: int) -> GuestConnection:
-        """Take a sandbox of the pool, or one beside it when the pool is full, whichever can be had first."""
-        if depth > MAX_BESIDE and pool.is_full:
-            raise SandboxUnavailable(
-                f"all {pool.busy} sandboxes of the pool are taken, and a script {depth} deep inside others gets none "
-                "beside them; run fewer inside one another, or raise PoolConfig(cap)"
-            )
-        if depth > MAX_BESIDE:
-            return await self._of_pool(pool)
-        beside, has_place = self.beside[depth - 1], False
-        found: GuestConnection | None = None
-
-        async def take() -> None:
-            nonlocal found
-            found = await self._of_pool(pool)
-            tasks.cancel_scope.cancel()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(take)
-                await anyio.lowlevel.checkpoint()
-                while not pool.is_full:  # noqa: ASYNC110 - it starts one, which another script may get
-                    await anyio.sleep(LOOK_S)
-                await beside.take()
-                has_place = True
-                tasks.cancel_scope.cancel()
-            if found is None:
-                found = await self._clock.run(self._connect)
-                found.beside, has_place = beside, False
-            made, found = found, None
-            return made
-        except BaseExceptionGroup as group:
-            raise first_leaf(group) from None
-        finally:
-            if has_place:
-                beside.give_back()
-            if found is not None:
-                pool.release(found)
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
