@@ -485,6 +485,8 @@ def test_what_a_killed_process_left_is_no_version_and_its_number_is_not_used_aga
     (loaded,) = ToolRegistry().load_scripts(tmp_path)
     assert loaded.version == 1
     assert ToolRegistry().save_script("f", "3", folder=tmp_path).version == 3
+    (tmp_path / "f/v4.py").write_text("4")  # the same script, and its JSON is still missing
+    assert ToolRegistry().save_script("f", "4", folder=tmp_path).version == 4
 
 
 SAVER = """

@@ -25,8 +25,8 @@ import anyio.lowlevel
 from toolcell.calls.call import Call, RunContext
 from toolcell.calls.concurrency import maybe_await
 from toolcell.calls.events import TOOL_OUTPUT, TOOL_UPDATE
-from toolcell.calls.finalize import finalize_soon, show_user, with_data
-from toolcell.calls.hooks import show_after_hooks
+from toolcell.calls.finalize import finalize, finalize_soon, may_be_data, show_user, with_data
+from toolcell.calls.hooks import after_hooks, show_after_hooks
 from toolcell.calls.options import Origin
 from toolcell.calls.result import ErrorCode, ToolResult
 from toolcell.calls.run_state import Job, Work, contained, run_alone
@@ -376,6 +376,12 @@ async def concluded(call: Call, result: ToolResult) -> ToolResult:
     return result
 
 
+def _needs_time(call: Call, result: ToolResult) -> bool:
+    """Return whether something is done about a final result that has to be awaited."""
+    shows = call.run.scope.on_user is not None and result.user_text is not None
+    return shows or may_be_data(call.options, result) or bool(after_hooks(call))
+
+
 def _begun(delivery: Coroutine[Any, Any, None]) -> Awaitable[Any]:
     """Begin to deliver a result, so that it arrives whether or not the tool awaits it. On trio the tool has to."""
     try:
@@ -422,10 +428,17 @@ class Completion:
             return _Later()
         self._used = True
         job, jobs = self._job, state.jobs
-        if job is None or jobs is None:
-            return _begun(self._deliver(result))
-        jobs.conclude(job, partial(concluded, self._call, result))
-        return _Later(job.wait)
+        if _needs_time(self._call, result):
+            if job is None or jobs is None:
+                return _begun(self._deliver(result))
+            jobs.conclude(job, partial(concluded, self._call, result))
+            return _Later(job.wait)
+        result = finalize(result, self._call, 0.0)
+        if job is not None and jobs is not None:
+            jobs.finish(job, result)
+            return _Later()
+        delivery = self._call.deliver(result)
+        return _begun(delivery) if inspect.iscoroutine(delivery) else delivery or _Later()
 
     async def _deliver(self, result: ToolResult) -> None:
         await maybe_await(self._call.deliver(await concluded(self._call, result)))

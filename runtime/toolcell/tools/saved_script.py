@@ -236,11 +236,10 @@ def _save_files(folder: str | os.PathLike[str], script: SavedScript) -> SavedScr
             taken = _files_of(place)
             if (known := _the_same(place, script, taken)) is not None:
                 return known
-            made = replace(script, version=max(taken, default=0) + 1)
+            made = replace(script, version=_next_version(place, script, taken))
             if made.version > MAX_VERSION:
                 raise UsageError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
-            if _claim(place, made):
-                _write_facts(place, made)
+            if _claim(place, made) and _write_facts(place, made):
                 return made
     except OSError as exc:
         raise UsageError(f"script {script.name!r} cannot be saved in {str(folder)!r:.200}: {exc.strerror}") from exc
@@ -255,16 +254,27 @@ def _the_same(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> S
     return latest if latest.digest == script.digest else None
 
 
+def _next_version(place: Path, script: SavedScript, taken: dict[int, set[str]]) -> int:
+    """Return the number of the next version: that of the same source, if another process is just saving it."""
+    latest = max(taken, default=0)
+    if taken.get(latest) == {"py"}:
+        source = _read(place / f"v{latest}.py", MAX_SOURCE_BYTES, f"{place.name}/v{latest}.py")
+        if source == script.source.encode():
+            return latest
+    return latest + 1
+
+
 def _claim(place: Path, script: SavedScript) -> bool:
-    """Write the source; False when another process was faster."""
+    """Write the source; False when another process was faster, and saves another one."""
+    path, source = place / f"v{script.version}.py", script.source.encode()
     try:
-        write_file(place / f"v{script.version}.py", script.source.encode(), mode=_READABLE, replace=False)
+        write_file(path, source, mode=_READABLE, replace=False)
     except FileExistsError:
-        return False
+        return _read(path, MAX_SOURCE_BYTES, f"{place.name}/{path.name}") == source
     return True
 
 
-def _write_facts(place: Path, script: SavedScript) -> None:
+def _write_facts(place: Path, script: SavedScript) -> bool:
     facts = {
         "format": FORMAT,
         "name": script.name,
@@ -277,7 +287,11 @@ def _write_facts(place: Path, script: SavedScript) -> None:
     data = (json.dumps(facts, indent=1) + "\n").encode()
     if len(data) > MAX_FACTS_BYTES:
         raise UsageError(f"script {script.name!r}: its inputs have {len(data)} bytes; the limit is {MAX_FACTS_BYTES}")
-    write_file(place / f"v{script.version}.json", data, mode=_READABLE)
+    try:
+        write_file(place / f"v{script.version}.json", data, mode=_READABLE, replace=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def load_scripts(folder: str | os.PathLike[str], name: str = "") -> dict[str, dict[int, SavedScript]]:
