@@ -47,7 +47,6 @@ class Reader(TaskReader[int]):
         self._tasks.start_soon(self._numbers.run, self._numbers.count)
 
 
-
 @pytest.mark.anyio
 async def test_a_reader_gets_everything_and_then_what_the_task_failed_with() -> None:
     async with anyio.create_task_group() as tasks:
