@@ -354,6 +354,20 @@ async def test_a_completion_handle_works_from_any_thread_and_only_once() -> None
     assert completed == ["from a thread"]
 
 
+@pytest.mark.every_loop
+async def test_a_tool_that_calls_its_completion_without_waiting_for_it_has_its_result_delivered() -> None:
+    completed: list[str] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        callback(ToolResult.ok("done"))
+        return ToolResult.async_("started")
+
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work that is done at once", EMPTY), start)])
+    await execute_with_context(registry, "start", {}, callback=lambda run, result: completed.append(result.text))
+
+    assert completed == ["done"]
+
+
 @pytest.mark.conforms("EX-42", "L3")
 async def test_work_elsewhere_of_a_call_without_a_callback_runs_and_its_first_answer_is_the_result() -> None:
     handles: list[Any] = []
