@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 
@@ -48,6 +50,27 @@ async def test_a_session_that_holds_the_only_place_gets_its_nested_scripts_run()
         with anyio.fail_after(60):
             result = await session.execute_code("x = tools.first(); x")
         assert result.value == 18
+
+
+async def test_a_chain_of_runs_that_tools_start_in_tasks_of_their_own_has_no_end() -> None:
+    registry, results, tasks = ToolRegistry(), list[object](), set[asyncio.Task[None]]()
+
+    @registry.tool
+    async def start_next(left: int) -> int:
+        """Start another script, which goes on when this one is over."""
+        if left:
+            tasks.add(asyncio.create_task(run(left - 1)))
+        return left
+
+    async def run(left: int) -> None:
+        result = await runtime.execute_code(f"call_tool('start_next', left={left})")
+        results.append(result.value if result.ok else result.error)
+
+    async with opened(registry, 1) as runtime:
+        await run(sandboxes.MAX_EXTRA + 3)
+        while tasks:
+            await tasks.pop()
+    assert results == [*range(sandboxes.MAX_EXTRA + 3, -1, -1)]
 
 
 async def test_more_nested_scripts_than_there_can_be_sandboxes_fail_and_say_why() -> None:
