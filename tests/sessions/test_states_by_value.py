@@ -247,11 +247,14 @@ CASES = {
         True,
     ),
     "warnings and recursion": (
-        "import sys, warnings\nclass W(Warning): pass\nwarnings.simplefilter('error', W)\n"
-        "warnings.simplefilter('ignore')\nsys.setrecursionlimit(4321)",
-        "[warnings.filters[0][0], sys.getrecursionlimit()]",
-        ["ignore", 4321],
+        "import sys, warnings\nopen('own.py', 'w').write('class Of(Warning): pass')\nimport own\n"
+        "class W(Warning): pass\nwarnings.simplefilter('error', W)\nwarnings.simplefilter('ignore', own.Of)\n"
+        "warnings.filters.append(('ignore', None, None, None, 0))\nsys.setrecursionlimit(500)",
+        "[[each[0], each[2] in (own.Of, W)] for each in warnings.filters[:2]] + [warnings.filters[-1][2],"
+        " sys.getrecursionlimit()]",
+        [["ignore", True], ["error", True], None, 500],
     ),
+    "higher limit of recursion": ("import sys\nsys.setrecursionlimit(4321)", "sys.getrecursionlimit()", 4321),
     "decimal context": ("import decimal\ndecimal.getcontext().prec = 5", "str(decimal.Decimal(1) / 3)", "0.33333"),
     "partial and methods": (
         "import functools, operator\nf = functools.partial(pow, 2)\ng = [1].append\nh = operator.itemgetter(1)",
@@ -332,7 +335,8 @@ def test_what_is_of_a_class_whose_module_was_not_imported_is_brought_back() -> N
 LOST = (
     "import socket, sqlite3, threading\ngen = (i for i in [1])\nhandle = open('f', 'w')\ndb = sqlite3.connect(':memory:')\n"
     "lock = threading.Lock()\nkept = [1, 2]\ndef f(): return gen\nholder = {'deep': [lock]}\n"
-    "view = memoryview(bytearray(b'ab'))\nn = 0\nwhile True: n += 1"
+    "view = memoryview(bytearray(b'ab'))\nimport warnings\nwarnings.filters.append(('error', gen, Warning, None, 0))\n"
+    "n = 0\nwhile True: n += 1"
 )
 
 
@@ -352,7 +356,7 @@ def test_what_cannot_be_kept_is_named_with_its_reason_and_the_rest_is_there(runt
     assert back.session is not None
     assert began(back) == "value"
     names = [each.partition(":")[0] for each in back.session.forgotten]
-    assert sorted(names) == ["db", "gen", "handle", "holder", "lock", "view"]
+    assert sorted(names) == ["db", "gen", "handle", "holder", "lock", "view", "warnings.filters"]
     assert "generator" in next(each for each in back.session.forgotten if each.startswith("gen"))
     assert later.session is not None
     assert not later.session.forgotten

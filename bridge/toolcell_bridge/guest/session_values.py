@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 import typing
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ VERSION: Final = tuple(sys.version_info[:2])
 
 IDLE_FOLDERS: Final = frozenset({"__pycache__", ".cache"})
 """Folders that libraries fill again by themselves."""
+
+FILTERS: Final = "warnings.filters"
+"""Stands among the names: what is filtered may be a class of the script or of a module in the workspace."""
 
 Parts = list["bytes | memoryview"]
 
@@ -84,7 +88,7 @@ def keep(place: Place, room: int) -> tuple[dict[str, str], Parts]:
         for name, value in place.namespace.items()
         if name not in ("__builtins__", "__loader__", "__spec__", "__name__")
         and not (name in place.own and value is place.own[name])
-    }
+    } | {FILTERS: warnings.filters}
     process_state = {
         "inputs": place.inputs,
         "files": list(_files(roots)),
@@ -484,6 +488,9 @@ def bring_back(place: Place, parts: list[bytes]) -> None:
     for name, settings in state["libraries"].items():
         if (module := sys.modules.get(name)) is not None:  # else no name has loaded it
             LIBRARIES[name][1](module, settings)
+    if (filters := place.namespace.pop(FILTERS, None)) is not None:  # now, as settings may warn
+        warnings.resetwarnings()
+        typing.cast("list[Any]", warnings.filters).extend(filters)
     random.setstate(state["random"])
     determinism.set_state(state["determinism"])
 
@@ -575,26 +582,11 @@ def _set_pandas(pandas: Any, settings: dict[str, Any]) -> None:
             pandas.set_option(name, value)
 
 
-def _filters(warnings: Any) -> Any:
-    # Classes of scripts are not there yet when these are set again.
-    return [each for each in warnings.filters if each[2].__module__ != "__main__"]
-
-
-def _set_filters(warnings: Any, filters: Any) -> None:
-    warnings.resetwarnings()
-    warnings.filters.extend(filters)
-
-
-def _set_recursion(sys: Any, most: int) -> None:
-    sys.setrecursionlimit(max(most, sys.getrecursionlimit()))
-
-
 LIBRARIES: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]]] = {
     "numpy": (_numpy_settings, _set_numpy),
     "matplotlib": (lambda matplotlib: dict(matplotlib.rcParams), _set_matplotlib),
     "pandas": (_pandas_settings, _set_pandas),
     "decimal": (lambda decimal: decimal.getcontext(), lambda decimal, context: decimal.setcontext(context)),
-    "warnings": (_filters, _set_filters),
-    "sys": (lambda sys: sys.getrecursionlimit(), _set_recursion),
+    "sys": (lambda sys: sys.getrecursionlimit(), lambda sys, most: sys.setrecursionlimit(most)),
 }
 """Module to what returns its settings, and what sets them again."""
