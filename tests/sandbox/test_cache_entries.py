@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from toolcell.sandbox.process import packages
-from toolcell.sandbox.process.cache import private_directory, prune
+from toolcell.sandbox.process.cache import made_entry, private_directory, prune
 from toolcell.sandbox.process.packages import PackageEnvironment
 from wheels import is_as_built, lay_out
 
@@ -84,6 +84,16 @@ def test_who_adds_an_environment_removes_what_is_too_much(cache: Path, monkeypat
 
     assert not older.exists()
     assert is_as_built(newer)
+
+
+def test_so_does_who_adds_something_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = built_elsewhere(NAMES[0])
+    monkeypatch.setattr(prune, "__kwdefaults__", {"max_bytes": 2 * len(DATA)})
+
+    newer = made_entry(cache / "guest" / "key", "a text", lambda building: (building / "text").write_text(2 * DATA))
+
+    assert not older.exists()
+    assert (newer / "text").read_text() == 2 * DATA
 
 
 def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:

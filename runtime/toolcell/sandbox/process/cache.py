@@ -25,7 +25,7 @@ from toolcell.support.files import make_private_folder, new_directory, remove_tr
 
 
 def default_cache_dir() -> Path:
-    """Return the cache directory of this user: $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell.
+    """Return the cache directory of this user: $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell, which is made for this.
 
     A user of a container often has no home that can be written; then it is in the directory for temporary files.
     """
@@ -67,6 +67,8 @@ def copy_file(source: Path, target: Path, mode: int = 0o555) -> None:
 def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
     """Keep an entry, which `fill` makes if it is not there, and return it. `what`: what it is, for the error.
 
+    Like whoever adds a package environment, it removes what is then too much.
+
     Raises:
         SandboxUnavailable: the cache cannot be written.
     """
@@ -77,6 +79,7 @@ def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
                 for folder, _, _ in os.walk(building):  # sandboxes have another user id
                     os.chmod(folder, 0o755)
             keep(entry)
+            prune(entry.parent.parent)
     except OSError as exc:
         raise SandboxUnavailable(
             f"{what} cannot be kept in {entry.parent.parent}: {exc}; set XDG_CACHE_HOME to a directory that can be "
@@ -200,7 +203,7 @@ KINDS: Final = ("interpreters", "guest", "programs", "type-checker", ENVIRONMENT
 """Folders of the cache."""
 
 MAX_BYTES: Final = 10 << 30
-"""The upper bound: whoever adds an environment removes what was not used for longest, until the rest fits."""
+"""The upper bound: whoever adds an entry removes what was not used for longest, until the rest fits."""
 
 ABANDONED_S: Final = 3600.0
 """What is still under construction after this time was left by a process that was killed."""
@@ -238,7 +241,7 @@ def _find(cache: Path) -> list[_Found]:
     found = []
     for kind in KINDS:
         for path in _folders(cache / kind):
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(OSError):  # removed meanwhile
                 found.append(_Found(path, path.stat().st_mtime_ns, dict(_files(path))))
     return found
 
@@ -265,18 +268,16 @@ def _files(path: Path) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _remove(entry: Path) -> bool:
-    """Remove an entry unless a process uses it. It is gone at once for everybody who looks for it."""
+    """Rename an entry unless a process uses it: it is gone at once for everybody. `_remove_leftovers` removes it."""
     opened = lock_unused(entry)
     if opened is None:
         return False
-    removed = entry.with_name(f".removed-{secrets.token_hex(8)}")
     try:
-        entry.rename(removed)
+        entry.rename(entry.with_name(f".removed-{secrets.token_hex(8)}"))
     except OSError:
         return False
     finally:
         os.close(opened)
-    remove_tree(removed)
     return True
 
 

@@ -201,8 +201,7 @@ class ContainedZygote(ZygoteHandle[ContainedProcess]):
 
     def note_exit(self, child: ContainedProcess) -> None:
         """Take note that a sandbox has ended whose end was not reported. Nothing happens while its supervisor runs."""
-        row = process_row(child.supervisor)
-        if child.supervisor and (row is None or row[0] in (b"Z", b"X")):
+        if child.supervisor and ((row := process_row(child.supervisor)) is None or row[0] in (b"Z", b"X")):
             self._children.pop(child.number, None)
             child.fail("the zygote did not report its end; was it stopped?")
 

@@ -129,7 +129,8 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
             os.close(descriptor)
             progress.end()
     except OSError as exc:
-        makes_room = "; what is there may be removed" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        makes_room = "; what is there may be removed while no process uses it" if is_full else ""
         raise PackageError(f"cannot build the package environment in {lock.parent}: {exc}{makes_room}") from exc
 
 
