@@ -165,6 +165,15 @@ async def test_a_line_of_the_greatest_length_is_read() -> None:
     assert await value("data_parse", content=f'{{"a": 1}}\n{{"a": "{text}"}}')
 
 
+async def test_a_list_of_16_million_characters_is_read_and_one_record_of_a_million_is_refused(tmp_path: Path) -> None:
+    record = '{"a": "' + "x" * 500_000 + '"}'
+    (tmp_path / "long").write_text(f"[{','.join([record] * 32)}]")
+    read = await call(DataTools(tmp_path), "data_parse", path="long")
+    assert read.value["count"] == 32, read.message
+    refused = await failure("data_parse", content=f'[{{}}, {record[:-2]}{"x" * 500_000}"}}]')
+    assert "record 2" in refused and f"{reading.MAX_RECORD_CHARS} characters" in refused
+
+
 NUMBERS = '{"a":[' + "1.2345678901234567e-300," * (reading.MAX_RECORD_CHARS // 24 - 1) + "0]}"
 
 

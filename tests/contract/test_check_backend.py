@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from rows import each_row
@@ -23,6 +24,13 @@ from toolcell.testing.fake import FakeSandbox
 from toolcell.testing.harness import ContractViolation
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+
+
+def test_descriptors_are_counted_where_the_system_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert harnesses.descriptors() > 0
+    monkeypatch.setattr(psutil, "POSIX", False)
+    monkeypatch.delattr(psutil.Process, "num_fds")
+    assert harnesses.descriptors() == 0
 
 
 made: list[FakeSandbox] = []

@@ -89,3 +89,65 @@ async def test_a_question_of_too_many_elements_is_answered_with_an_error() -> No
         await registry.close()
 
     assert answered[0]["id"] == 77 and f"more than {MAX_ELEMENTS}" in answered[0]["error"]["message"]
+
+
+WITH_OTHER_IDS: dict[str, tuple[bytes, str]] = {
+    "an error without an id": (
+        b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "no such page"}}',
+        "no such page",
+    ),
+    "a result for another": (
+        b'{"jsonrpc": "2.0", "id": 99, "result": {"content": [], "isError": true}}',
+        "reports an error",
+    ),
+    "no message": (b'{"jsonrpc"', "not a message of JSON-RPC 2.0"),
+}
+
+
+@each_row("route", ["body", "stream", "rest of a stream"])
+@each_row("name", WITH_OTHER_IDS)
+async def test_what_answers_a_request_ends_its_call_whatever_id_it_names_and_a_question_keeps_its_own(
+    name: str, route: str
+) -> None:
+    content, said = WITH_OTHER_IDS[name]
+    question = b'{"jsonrpc": "2.0", "id": 77, "method": "ping"}'
+    answered: list[Any] = []
+
+    def refuse(method: str, headers: dict[str, str], message: Any) -> Answer | None:
+        if method == "POST" and "method" not in message:
+            answered.append(message["id"])
+        if headers.get("last-event-id") == "first":
+            return of_type("text/event-stream", question, content)
+        if method != "POST" or message.get("method") != "tools/call":
+            return None
+        if route == "rest of a stream":
+            return 200, {"content-type": "text/event-stream"}, b"id: first\nretry: 1\ndata:\n\n"
+        return of_type(*(("text/event-stream", question) if route == "stream" else ("application/json",)), content)
+
+    registry = ToolRegistry()
+    async with PlainServer(refuse).serve() as url:
+        await registry.add_mcp_server("s", url=url)
+        with anyio.fail_after(20):
+            result = await registry.dispatch("s.t", {})
+            await until(lambda: answered == ([] if route == "body" else [77]))
+        await registry.close()
+
+    assert result.is_error and said in result.message
+
+
+async def test_a_byte_order_mark_is_none_of_the_text_only_where_a_stream_begins() -> None:
+    mark, events = b"\xef\xbb\xbf", list[bytes]()
+
+    def answer(message: Any) -> Answer | None:
+        if message["method"] != "tools/call":
+            return None
+        text = b'{"jsonrpc": "2.0", "id": 0, "result": {"content": [{"type": "text", "text": "%s"}]}}'
+        body = b"".join(each + b"data: " + text % str(n).encode() + b"\n\n" for n, each in enumerate(events))
+        return 200, {"content-type": "text/event-stream"}, body
+
+    registry = ToolRegistry()
+    async with answering(answer).serve() as url:
+        await registry.add_mcp_server("s", url=url)
+        for events[:], text in ([mark, b""], "0"), ([b": begins\n\n" + mark, b""], "1"):
+            assert (await registry.dispatch("s.t", {})).text == text
+        await registry.close()

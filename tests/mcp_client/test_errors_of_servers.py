@@ -230,6 +230,9 @@ LOST: dict[str, tuple[Answer, str]] = {
     "nothing": ((200, {"content-type": "application/json"}, b""), "its answer is empty"),
     "nothing of any type": ((200, {}, b""), "its answer is empty"),
     "a page": ((200, {"content-type": "text/html"}, b"<h1>hi"), "not JSON"),
+    "something made": ((201, {"content-type": "text/plain"}, b"made"), "HTTP 201, and its answer is 'text/plain'"),
+    "no content": ((204, {}, b""), "HTTP 204, and its answer is empty"),
+    "nothing new": ((304, {}, b""), "HTTP 304, and its answer is empty"),
     "accepted": ((202, {}, b""), "202 Accepted"),
     "an error without words": (as_json(200, {"jsonrpc": "2.0", "error": {"code": 7}}), "not a message of JSON-RPC 2.0"),
     "an event of text": (

@@ -362,9 +362,9 @@ async def test_messages_over_http_are_handed_on_past_the_sdk() -> None:
 
         taken: list[tuple[Any, bytes]] = []
 
-        async def take(ident: Any, data: bytes, taken: list[tuple[Any, bytes]] = taken) -> Exception:
+        async def take(ident: Any, data: bytes, taken: list[tuple[Any, bytes]] = taken) -> SessionMessage | Exception:
             taken.append((ident, data))
-            return ValueError()
+            return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={})) if data == many else ValueError()
 
         transport = http_bounds.BoundedTransport(httpx2.MockTransport(answer), "x", print, take)
         async with httpx2.AsyncClient(transport=transport) as http:
@@ -372,7 +372,7 @@ async def test_messages_over_http_are_handed_on_past_the_sdk() -> None:
             await http.get("http://x")
         whole = [many] if kind == "application/json" else [b"{}", many, b"1"]
         assert taken == [(ident, each) for ident in (7, None) for each in whole]
-        assert "[]" not in body and body.count('"method": "toolcell/') == len(whole)
+        assert "[]" not in body and body.count('"message": "toolcell/') == 1
 
 
 async def test_a_stream_of_events_that_ends_at_once_is_not_asked_for_without_pause(

@@ -13,10 +13,11 @@ import pytest
 from rows import each_row
 from service.client_serving import serving
 from service_host import registry
-from toolcell import Runtime
+from toolcell import RunContext, Runtime
 from toolcell.journal.database import JournalDatabase
 from toolcell.journal.store import JournalStore
 from toolcell.service import Client
+from toolcell.service.tenants import TenantJournals
 from toolcell.tools import Approve
 
 pytestmark = [pytest.mark.isolation, pytest.mark.anyio]
@@ -89,6 +90,17 @@ async def test_others_are_answered_while_what_waits_is_read(
         answered.set()
         done = await asking
     assert len(done) == 1 if route == "websocket" else done.status_code == 200
+
+
+async def test_of_a_run_that_waits_a_page_holds_neither_inputs_nor_files(tmp_path: Path) -> None:
+    source, context = "call_tool('pay', amount=1)", RunContext(run_id="r", user_id="ada")
+    async with Runtime(registry(), record=tmp_path / "journals") as runtime:
+        result = await runtime.execute_code(
+            source, inputs={"a": "x"}, files={"f": b"x"}, on_approval="suspend", context=context
+        )
+        assert result.suspension is not None, result
+        found = await TenantJournals(runtime).header_of(result.suspension.run_id)
+    assert (found["source"], found["user_id"]) == (source, "ada") and not {"inputs", "files"} & found.keys()
 
 
 async def test_no_journal_is_read_by_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,8 @@ class AnswerBody:
         self._pieces, self.aclose, self._count = pieces, close, count
         self._echoes, self._inflater = echoes, inflater
         self._buffer = bytearray()
-        self._lock = anyio.Lock()
         self._turn = TimeSlice()
+        self._lock = anyio.Lock()
         """Held by the reader: a script may read in several calls at once."""
         self._excess = -SLACK_BYTES
         """Bytes that came, less those that they were decompressed to."""

@@ -372,10 +372,13 @@ class JournalStore:
         return self._waits(journal) or ident
 
     def header_of(self, ident: str) -> Mapping[str, Any]:
-        """Return what the journal of a run begins with, such as its `source` and `session`; empty if it cannot be
-        read now."""
+        """Return the `source` and `session` of a run, and for whom it is; empty if its journal cannot be read now.
+
+        Inputs and files, which may be large, are left out.
+        """
         with suppress(ResumeError):
-            return self.look(ident).header
+            header = self.look(ident).header
+            return {**{name: header.get(name) for name in ("source", "session")}, **(header.get("who") or {})}
         return {}
 
     def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:

@@ -7,17 +7,17 @@ that its request is answered; whoever reads from the SDK drops it.
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
 import anyio
 import httpx2
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
+from mcp_types import JSONRPCError, JSONRPCResponse
 
 from toolcell.mcp.address_guard import OF_LOGIN
 from toolcell.mcp.http_refusals import error_body, explained, message_of
@@ -40,7 +40,6 @@ _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _OURS: Final = f"toolcell/{secrets.token_hex(16)}"
 """The name of stand-ins. It differs in each process: no server can have its own messages dropped."""
 _ANSWERED: Final = error_body(0, 0, _OURS)
-_SENT: Final = json.dumps({"jsonrpc": "2.0", "method": _OURS}).encode()
 
 _TOO_LONG: Final = f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes"
 
@@ -49,15 +48,14 @@ Take = Callable[[bytes], Taken]
 """Reads a message and hands it on."""
 GivenUp = Callable[[str], httpx2.ReadError]
 
+_REQUEST: ContextVar[Any] = ContextVar("_REQUEST", default=None)
+"""The id of the request that a task of the SDK has sent: if its stream ends, the same task asks for the rest of it."""
+
 
 def is_stand_in(item: SessionMessage | Exception) -> bool:
     """Return whether the SDK has read what stands for a message that was handed on."""
-    match item.message if isinstance(item, SessionMessage) else item:
-        case JSONRPCError(error=error):
-            return error.message == _OURS
-        case JSONRPCNotification(method=method):
-            return method == _OURS
-    return False
+    answer = item.message if isinstance(item, SessionMessage) else None
+    return isinstance(answer, JSONRPCError) and answer.error.message == _OURS
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
@@ -86,19 +84,20 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             due, self._next_stream = self._next_stream, max(now, self._next_stream) + REOPENED_S
             await anyio.sleep(max(0.0, due - now))
         asked = message_of(request)
-        ident = asked.get("id") if isinstance(asked, dict) else None
+        ident = _REQUEST.get() if "last-event-id" in request.headers else None
+        if isinstance(asked, dict) and (ident := asked.get("id")) is not None:
+            _REQUEST.set(ident)
         given_up = partial(self._given_up, ident)
         response = await self._inner.handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             raise given_up("the server compresses what it sends; a bound would not hold for it")
         response = await explained(request, response, self._inner)
-        is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         pieces = _in_turns(response.stream)
         if OF_LOGIN in request.extensions or response.status_code >= 400:
             messages = _bounded(pieces, given_up)
-        elif is_stream:
+        elif response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             messages = _events(pieces, self._lines, given_up, partial(self._take, ident))
         else:
             messages = _body(_bounded(pieces, given_up), partial(self._take, ident))
@@ -145,18 +144,19 @@ async def _bounded(pieces: AsyncIterable[bytes], given_up: GivenUp) -> AsyncIter
 
 async def _body(pieces: AsyncIterable[bytes], take: Take) -> AsyncIterator[bytes]:
     """Yield the stand-in for one message, when it is there whole."""
-    yield await _stand_in(b"".join([piece async for piece in pieces]), take)
+    await take(b"".join([piece async for piece in pieces]))
+    yield _ANSWERED
 
 
 async def _events(pieces: AsyncIterable[bytes], lines: Pace, given_up: GivenUp, take: Take) -> AsyncIterator[bytes]:
-    """Yield a stream of events with stand-ins for their messages."""
-    rest = bytearray()
+    """Yield a stream of events with stand-ins for answers, and without all other messages."""
+    rest, mark = bytearray(), codecs.BOM_UTF8
     async for piece in pieces:
         await lines.wait(piece.count(b"\n") + piece.count(b"\r"))
         seen, start = max(0, len(rest) - 3), 0
         rest += piece
         for end in [each.end() for each in _BLANK_LINE.finditer(rest, seen)]:
-            event, start = bytes(rest[start:end]), end
+            event, start, mark = bytes(rest[start:end]).removeprefix(mark), end, b""
             if event.count(b"\n") + event.count(b"\r") > MAX_EVENT_LINES:
                 raise given_up(f"the server sent an event of more than {MAX_EVENT_LINES} lines")
             yield await _event(event, take)
@@ -167,7 +167,7 @@ async def _events(pieces: AsyncIterable[bytes], lines: Pace, given_up: GivenUp, 
 
 async def _event(event: bytes, take: Take) -> bytes:
     name, data, kept = b"", list[bytes](), list[bytes]()
-    for line in event.removeprefix(codecs.BOM_UTF8).splitlines():
+    for line in event.splitlines():
         field, _, value = line.partition(b":")
         if field == b"data":
             data.append(value.removeprefix(b" "))
@@ -177,11 +177,7 @@ async def _event(event: bytes, take: Take) -> bytes:
             kept.append(line)
     if name in (b"", b"message") and data:
         message = b"\n".join(data)
-        kept.append(b"data: " + (await _stand_in(message, take) if message else b""))
+        item = await take(message) if message else None
+        is_answer = isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse | JSONRPCError)
+        kept.append(b"data: " + (_ANSWERED if is_answer else b""))
     return b"\n".join([*kept, b"", b""])
-
-
-async def _stand_in(message: bytes, take: Take) -> bytes:
-    item = await take(message)
-    is_answer = isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse | JSONRPCError)
-    return _ANSWERED if is_answer else _SENT

@@ -41,11 +41,17 @@ async def explained(
         return response
     if response.status_code < 400:
         kind = response.headers.get("content-type", "").lower()
-        if response.status_code != 200 or kind.startswith(("application/json", "text/event-stream")):
+        if (
+            kind.startswith(("application/json", "text/event-stream"))
+            or response.status_code == 202
+            or response.has_redirect_location
+        ):
             return response
         await response.aclose()
-        what = f"is {clean(kind)[:100]!r}, not JSON" if kind else "is empty"
-        return _with_body(response, error_body(asked["id"], ANSWER_LOST, f"HTTP 200, and its answer {what}"))
+        said = f"HTTP {response.status_code}, and its answer is " + (
+            f"{clean(kind)[:100]!r}, not JSON" if kind else "empty"
+        )
+        return _with_body(response, error_body(asked["id"], ANSWER_LOST, said))
     body = await _beginning(response)
     error = json_value(body)
     is_other = len(body) == MAX_SAID_BYTES or (isinstance(error, dict) and error.get("id") == asked["id"])

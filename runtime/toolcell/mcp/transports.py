@@ -489,12 +489,16 @@ class HttpTransport:
     async def _take(self, ident: Any, data: bytes) -> SessionMessage | Exception | None:
         """Read a message, and hand it on. `ident`: of the request that it answers; None where nobody waits for it."""
         item = await _message(data)
-        if ident is not None and item is None:
-            item = _error(ident, "its answer is empty", ANSWER_LOST)
-        elif ident is not None and isinstance(item, Unread):
-            item = item if item.ident is not None else _error(ident, f"its answer cannot be used: {item}")
-        elif ident is not None and isinstance(item, Exception):
-            item = _error(ident, NOT_A_MESSAGE, ANSWER_LOST)
+        if ident is not None:
+            match item:
+                case None:
+                    item = _error(ident, "its answer is empty", ANSWER_LOST)
+                case Unread(ident=None):
+                    item = _error(ident, f"its answer cannot be used: {item}")
+                case Exception() if not isinstance(item, Unread):
+                    item = _error(ident, NOT_A_MESSAGE, ANSWER_LOST)
+                case SessionMessage(message=JSONRPCResponse() | JSONRPCError() as answer):
+                    answer.id = ident  # null in errors about a request that was not understood
         if item is not None:
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._items.send((item, len(data)))

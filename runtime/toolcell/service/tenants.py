@@ -198,8 +198,7 @@ class TenantJournals:
         return await self._look(self._runtime.waiting_drafts)
 
     async def header_of(self, run_id: str) -> Mapping[str, Any]:
-        """Return what is known of a run that waits: its script, its session, whom it is for; nothing that cannot be
-        read now."""
+        """Return the `source`, the `session` and the `user_id` of a run that waits; nothing that cannot be read now."""
         return await self._look(lambda: self._runtime.journals.header_of(run_id))
 
     async def _look(self, look: Callable[[], Found]) -> Found:

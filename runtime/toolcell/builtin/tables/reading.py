@@ -237,7 +237,7 @@ def _items(text: io.TextIOWrapper) -> Iterator[tuple[Any, int]]:
 
 
 def _damaged(index: int, why: object) -> ToolError:
-    return ToolError(f"record {index + 1} is not JSON: {str(why)[:200]}")
+    return ToolError(f"record {index + 1} is not JSON of up to {MAX_RECORD_CHARS} characters: {str(why)[:200]}")
 
 
 def _more(text: io.TextIOWrapper, buffer: str, position: int) -> tuple[str, int, bool]:
