@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from rows import each_row
+from toolcell.audit.config import ToolContent
 from toolcell.audit.events import Shape
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index, Trust
@@ -22,7 +24,7 @@ from toolcell.calls.call import RunScope
 from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.support.times import time_of
-from toolcell.tools import RunContext
+from toolcell.tools import RunContext, ToolRegistry
 
 KEPT = "kept in the file"
 TEXTS = {
@@ -198,9 +200,55 @@ def test_two_runs_are_compared(ledger: Ledger) -> None:
     assert (same[0], "no difference" in same[1]) == (exits.OK, True)
     assert status == exits.FAILED
     assert "-b = 'x'" in out and "+b = 'z'" in out and "call 1" in out
-    assert [each["what"] for each in report["changes"]] == ["source", "call 1", "value", "stdout"]
-    assert [line[0] for each in report["changes"][2:] for line in each["lines"] if line[0] in "+-"] == ["-", "+"] * 2
+    assert [each["what"] for each in report["changes"]] == [
+        "source", "call 1 args", "call 1 made", "call 1 value", "value", "stdout",
+    ]  # fmt: skip
+    assert [line[0] for each in report["changes"][4:] for line in each["lines"] if line[0] in "+-"] == ["-", "+"] * 2
     assert {"what": "value", "lines": ["@@ -1 +1 @@", '-"x"', '+"z"']} in report["changes"]
+
+
+def test_content_and_its_digest_are_no_difference(ledger: Ledger) -> None:
+    files, returned = [("b", b"b"), ("a", b"a")], [OutputFile(name, "", 1, b"", name) for name in "ba"]
+
+    def run(name: str, text: str, order: int, **settings: Any) -> None:
+        ledger.registry = ToolRegistry()
+        ledger.registry.tool(search, description=f"Search as {name} does, and find what was asked for.")
+        with ledger.opened(settings=settings) as recorder:
+            given: Any = {"inputs": {"a": text}, "files": files[::order], "context": RunContext(run_id=name)}
+            record = ledger.begin(recorder, f"a = '{text}'", **given)
+            ledger.call(record, "search", {"query": text}, 1)
+            logs = Logs((LogEntry("stdout", text),), len(text))
+            record.end(ExecutionResult(name, Outcome.OK, text, True, logs, tuple(returned[::order])))
+
+    def search(query: str) -> str:
+        return query
+
+    def compared(one: str, two: str) -> list[str]:
+        return [each["what"] for each in json.loads(invoke("diff", ledger.path, one, two, "--json")[1])["changes"]]
+
+    small = {"source_bytes": 100, "value_bytes": 100, "logs_bytes": 100}
+    run("full", "x" * 200, 1)
+    run("digests", "x" * 200, -1, **small)
+    run("others", "y" * 200, 1, **small)
+    run("omitted", "x" * 200, 1, tools={"*": ToolContent(args="omit")})
+    every = ["source", "inputs", "call 1 args", "call 1 value", "value", "logs"]
+
+    assert compared("full", "digests") == compared("digests", "full") == []
+    assert compared("full", "others") == compared("digests", "others") == every
+    assert compared("full", "omitted") == compared("omitted", "digests") == ["call 1 args"]
+
+
+def test_long_texts_are_compared_up_to_their_first_different_line(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        for name, item in (("aaaa", 7), ("bbbb", 8)):
+            value = [*range(1500), item, *range(1000)]
+            ledger.run(recorder, "x = 1", [], context=RunContext(run_id=name), value=value)
+    (change,) = json.loads(invoke("diff", ledger.path, "aaaa", "bbbb", "--json")[1])["changes"]
+
+    head, *lines = change["lines"]
+    assert head == "@@ line 1502 of 2503 and 2503 is the first that differs @@"
+    assert [lines[0], lines[10], lines[11]] == ["- 7,", "  ... 992 more lines", "+ 8,"]
+    assert "+ 8," in invoke("diff", ledger.path, "aaaa", "bbbb")[1]
 
 
 def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,6 +47,7 @@ from toolcell.config import PoolConfig
 from toolcell.errors import UsageError
 from toolcell.results import Divergence
 from toolcell.support.data_text import json_line, jsonable
+from toolcell.support.packing import value_digest
 from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ MAX_DIFF_LINES = 60
 MAX_COMPARED_LINES = 2000
 """Longer texts are not compared line by line: that takes quadratic time in texts made for it."""
 LINE_STYLES = {"-": "red", "+": "green"}
+MAX_LINES_OF_LONG = 10
+"""So many lines of each are shown of texts that are not compared line by line."""
 TEXTS = ("source", "stdout", "stderr")
 """Parts of a run that are compared as they are, and not as JSON."""
 
@@ -257,41 +260,71 @@ def diff(
 
 def changed_parts(first: RecordedRun, second: RecordedRun) -> dict[str, list[str]]:
     """Return what differs in two runs: the parts, and the lines of each after `-`, `+` or a space."""
-    old, new, changes = parts_of(first), parts_of(second), dict[str, list[str]]()
-    for what in dict.fromkeys((*old, *new)):
-        before, after = old.get(what, []), new.get(what, [])
-        if before != after and max(len(before), len(after)) > MAX_COMPARED_LINES:
-            changes[what] = [f"  more than {MAX_COMPARED_LINES} lines"]
-        elif before != after:
-            changes[what] = [*difflib.unified_diff(before, after, lineterm="", n=2)][2:]  # without names of files
+    is_cut = any("logs_cut" in (run.end.get("more") or ()) for run in (first, second))
+    both = [parts_of(run, ("logs",) if is_cut else TEXTS[1:]) for run in (first, second)]
+    changes = dict[str, list[str]]()
+    for what in dict.fromkeys(name.removesuffix("_cut") for parts in both for name in parts):
+        found = [[parts[name] for name in (f"{what}_cut", what) if name in parts][:1] for parts in both]
+        if any(f"{what}_cut" in parts for parts in both):
+            digests = [digest_of(parts, what) for parts in both]
+            found = found if None in digests else [[digest] for digest in digests]
+        before, after = ([line for part in parts for line in text_of(what, part).split("\n")] for parts in found)
+        if before != after:
+            changes[what] = changed_lines(before, after)
     return changes
 
 
-def parts_of(run: RecordedRun) -> dict[str, list[str]]:
-    """Return what two runs that did the same have in common, as lines. A digest stands for what was not kept."""
+def changed_lines(before: list[str], after: list[str]) -> list[str]:
+    if max(len(before), len(after)) <= MAX_COMPARED_LINES:
+        return [*difflib.unified_diff(before, after, lineterm="", n=2)][2:]  # without names of files
+    at = next(n for n, (old, new) in enumerate(itertools.zip_longest(before, after)) if old != new)
+    lines = [f"@@ line {at + 1} of {len(before)} and {len(after)} is the first that differs @@"]
+    for sign, side in (("-", before[at:]), ("+", after[at:])):
+        lines += [sign + line for line in side[:MAX_LINES_OF_LONG]]
+        lines += [f"  ... {len(side) - MAX_LINES_OF_LONG} more lines"] if len(side) > MAX_LINES_OF_LONG else []
+    return lines
+
+
+def parts_of(run: RecordedRun, streams: Sequence[str]) -> dict[str, Any]:
+    """Return what two runs that did the same have in common. `NAME_cut` says what was not kept."""
     start, end, logs = run.start, run.end, run.end.get("logs") or ()
-    parts = {
-        "source": run.source or run.sha256 or "",
-        "inputs": start.get("inputs") or start.get("inputs_sha256"),
-        "input files": [entry[:3] for entry in start.get("files") or ()],
-        **{name: getattr(run, name) for name in ("limits", "policy", "isolation", "egress", "definitions")},
+    return {
+        "source": run.source or "",
+        "inputs": start.get("inputs"),
+        "input files": sorted((entry[:3] for entry in start.get("files") or ()), key=str),
+        **{name: getattr(run, name) for name in ("limits", "policy", "isolation", "egress")},
+        "tools": sorted(each[0] for each in run.definitions),
         "who": {name: value for name, value in run.who.items() if name not in ("run", "parent_call")},
         **{
-            f"call {call.number}": {"tool": call.tool, "line": call.line, "status": call.status, **call.facts}
+            f"call {call.number} {name}".rstrip(): part
             for call in run.calls
+            for name, part in {"": [call.tool, call.line, call.status], **call.facts}.items()
         },
         "outcome": run.outcome,
         "error": end.get("error"),
-        "value": end.get("value_sha256") if end.get("value") is None else end["value"],
-        **{name: "".join(text for stream, text in logs if stream == name) for name in TEXTS[1:]},
-        "files": end.get("files"),
+        **({"value": end.get("value")} if end.get("has_value") else {}),
+        **{name: "".join(text for each, text in logs if each == name) if name in TEXTS else logs for name in streams},
+        "files": sorted(end.get("files") or (), key=str),
+        **{
+            name: part
+            for each in (start, end)
+            for name, part in (each.get("more") or {}).items()
+            if name.endswith("_cut")
+        },
     }
-    return {
-        name: (
-            part if name in TEXTS else json.dumps(jsonable(part), ensure_ascii=False, indent=1, sort_keys=True)
-        ).split("\n")
-        for name, part in parts.items()
-    }
+
+
+def digest_of(parts: dict[str, Any], name: str) -> str | None:
+    """Return the digest of a part, also of one that was not kept. None: it was not recorded either."""
+    if (missing := parts.get(f"{name}_cut")) is not None:
+        return missing.get("sha256") if isinstance(missing, Mapping) else None
+    return value_digest(parts[name]) if name in parts else None
+
+
+def text_of(name: str, part: Any) -> str:
+    if name in TEXTS and isinstance(part, str):
+        return part
+    return json.dumps(jsonable(part), ensure_ascii=False, indent=1, sort_keys=True)
 
 
 def show_changes(runs: list[RunSummary], changes: dict[str, list[str]], full: bool, console: Console) -> None:
@@ -302,7 +335,7 @@ def show_changes(runs: list[RunSummary], changes: dict[str, list[str]], full: bo
     if not changes:
         console.print(Text("no difference in what is recorded", "green"))
     for what, lines in changes.items():
-        console.print(safe(what, "bold"))
+        console.print(safe(one_line(what, 100), "bold"))
         shown = lines if full else lines[:MAX_DIFF_LINES]
         for line in shown:
             console.print(safe(f"  {line if full else one_line(line, 200)}", LINE_STYLES.get(line[:1], "dim")))
