@@ -467,6 +467,14 @@ def test_damaged_files_are_named_and_nothing_of_the_folder_is_registered(how: st
     assert registry.names() == []
 
 
+def test_versions_saved_with_schemas_of_tools_are_read_and_followed(tmp_path: Path) -> None:
+    ToolRegistry().save_script("f", "1", folder=tmp_path)
+    facts = tmp_path / "f/v1.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"tools": {"t": {"parameters": {}, "digest": ""}}}))
+    assert [each.version for each in ToolRegistry().load_scripts(tmp_path)] == [1]
+    assert ToolRegistry().save_script("f", "2", folder=tmp_path).version == 2
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for wrong in (tmp_path / "gone", tmp_path / "file"):

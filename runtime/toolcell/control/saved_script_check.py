@@ -128,8 +128,7 @@ async def check_scripts(
     scripts = [
         script
         for versions in load_scripts(folder).values()
-        for number, script in versions.items()
-        if every_version or number == max(versions)
+        for script in (versions.values() if every_version else [versions[max(versions)]])
     ]
     reports, problem = list[ScriptReport](), None
     async with runtime(tools) as opened, anyio.create_task_group() as tasks:

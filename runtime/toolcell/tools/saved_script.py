@@ -201,23 +201,22 @@ _READABLE: Final = 0o644
 
 _DICT: Final = {"type": "object"}
 _TEXT: Final = {"type": "string"}
-
-
-def _exactly(**properties: object) -> dict[str, Any]:
-    """Return the schema of an object that has these properties and no others."""
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
-
+_MEMBERS: Final = {
+    "format": {"type": "integer"},
+    "name": _TEXT,
+    "version": {"type": "integer"},
+    "sha256": _TEXT,
+    "description": _TEXT,
+    "inputs": _DICT,
+    "options": _DICT,
+}
 _FACTS: Final = ValueCheck(
-    _exactly(
-        format={"type": "integer"},
-        name=_TEXT,
-        version={"type": "integer"},
-        sha256=_TEXT,
-        description=_TEXT,
-        inputs=_DICT,
-        options=_DICT,
-    )
+    {
+        "type": "object",
+        "properties": {**_MEMBERS, "tools": {}},  # of versions saved before: schemas of tools, which nothing reads
+        "required": [*_MEMBERS],
+        "additionalProperties": False,
+    }
 )
 """What the JSON of a version holds."""
 

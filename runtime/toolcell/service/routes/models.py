@@ -278,7 +278,7 @@ class RunsQuery(RequestModel):
     """Seconds since the epoch."""
     outcome: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
     tool: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
-    """Name or glob of a tool that the run called."""
+    """Name of a tool that the run called; `*` and `?` in it stand for any text and any letter."""
     sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{1,64}$")
     """Beginning of the script's digest."""
     session: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
@@ -286,7 +286,7 @@ class RunsQuery(RequestModel):
     decided_by: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
     """Who decided about the run, or about one of its calls."""
     host: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
-    """Name or glob of a host that a request of the run went to."""
+    """Name of a host that a request of the run went to; `*` and `?` in it stand for any text and any letter."""
     secret: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
     """Name of a secret that went into a request of the run."""
     trust: Literal["verified", "unsigned", "unverified", "broken"] | None = None
