@@ -10,9 +10,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
+import anyio.lowlevel
 import psutil
 import pytest
 
@@ -23,7 +24,8 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.process import contained_backend
 from toolcell.sandbox.process import zygote as zygotes
-from toolcell.sandbox.process.contained_backend import ContainedSandbox, ContainedZygote
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.process.contained_backend import ContainedBackend, ContainedSandbox, ContainedZygote
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.supervisor import FileRoom, excess
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
@@ -220,6 +222,91 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         monkeypatch.setattr(zygotes, "ANSWER_S", 0.5)
         assert await first_result(runtime) == 1
         assert not zygote.is_running()
+
+
+class Starting:
+    """A zygote of which nothing is known but its start."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self.left = 1
+
+    def check(self) -> None: ...
+
+    def kill(self) -> None:
+        self.left = 0
+
+    async def listen(self) -> None:
+        await anyio.sleep_forever()
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.kill()
+
+
+@pytest.mark.quick
+@pytest.mark.anyio
+async def test_who_waits_for_the_same_zygote_shares_it_or_its_failure() -> None:
+    starts, answers = [], []
+
+    async def start(_: int) -> Any:
+        starts.append(Starting())
+        await anyio.wait_all_tasks_blocked()
+        if len(starts) == 2:
+            raise SandboxUnavailable("no memory")
+        return starts[-1]
+
+    async def ask() -> None:
+        try:
+            answers.append(await backend.living())
+        except SandboxUnavailable as exc:
+            answers.append(str(exc))
+
+    backend: zygotes.Zygotes[Any] = zygotes.Zygotes(start)
+    await backend.open()
+    for _ in range(3):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask)
+        starts[-1].is_dead = True
+    await backend.close(Starting.aclose)
+
+    assert answers == [starts[0]] * 3 + ["no memory"] * 3 + [starts[2]] * 3
+    assert [each.left for each in (starts[0], starts[2])] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "backend_type",
+    [
+        pytest.param(ProcessBackend, marks=pytest.mark.isolation),
+        pytest.param(ContainedBackend, marks=pytest.mark.contained),
+    ],
+)
+async def test_a_zygote_that_replaces_a_dead_one_does_not_outlive_its_backend(
+    backend_type: type[ProcessBackend | ContainedBackend], anyio_backend: str
+) -> None:
+    me = psutil.Process()
+    before = me.children()
+    backend = backend_type()
+    told: list[str] = []
+
+    async def start() -> None:
+        try:
+            await (await backend.start(Limits())).destroy()
+        except SandboxUnavailable as exc:
+            told.append(str(exc))
+
+    with anyio.fail_after(WAITED_S):
+        async with anyio.create_task_group() as tasks:
+            await backend.open()
+            (first,) = [each for each in me.children() if each not in before]
+            first.kill()
+            while not [each for each in me.children() if each not in (first, *before)]:
+                tasks.start_soon(start)
+                await anyio.wait_all_tasks_blocked()
+            await backend.close()
+            assert not [each for each in me.children() if each not in before]
+    assert "the process backend was closed" in told
 
 
 @pytest.mark.anyio

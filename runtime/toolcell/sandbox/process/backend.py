@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import anyio
 import anyio.lowlevel
 import msgpack
-from anyio.abc import TaskGroup
 
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
@@ -35,7 +34,7 @@ from toolcell.sandbox.process.cgroup import MOST_KEPT_AHEAD, REMEMBERED_BYTES, C
 from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation
 from toolcell.sandbox.process.process_watch import GONE, TreeWatch, signal_all, tree_of
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, Zygotes, exit_of
 from toolcell.sandbox.shortages import check_layers, describe, unavailable
 from toolcell.sandbox.stream import SocketStream, open_pipe, read_available
 from toolcell.support import daemon_threads, event_loop
@@ -293,13 +292,11 @@ class ProcessBackend(Backend):
         self._environment = (programs.ENVIRONMENT if self.policy.shell else {}) | self.policy.environment()
         self.absent: Mapping[str, str] = {}
         """Layers that this kernel does not have and the policy does not require, and why. Known once it is open."""
-        self._zygote: NamespacedZygote | None = None
+        self._zygotes = Zygotes(self._start_zygote)
         self._spawned: NamespacedZygote | None = None
         """Not waited for yet."""
-        self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoLocation | None = None
-        self._starting = anyio.Lock()
         self._settings: tuple[Limits, bytes] | None = None
         """What was last asked of the zygote: nearly all sandboxes of a runtime have the same limits."""
 
@@ -337,15 +334,13 @@ class ProcessBackend(Backend):
         Raises:
             SandboxUnavailable: isolation cannot be set up here; the message says why and what to do.
         """
-        self._tasks = await anyio.create_task_group().__aenter__()
+        await self._zygotes.open()
         try:
             if self._spawned is None:
                 self.spawn()
-            self._zygote = await self._start_zygote()
+            await self._zygotes.living()
         except BaseException as exc:
-            self._close_cgroups()
-            tasks, self._tasks = self._tasks, None
-            await event_loop.end_tasks(tasks)
+            await self.close()
             if isinstance(exc, OSError):
                 raise unavailable(exc) from exc
             raise
@@ -366,7 +361,7 @@ class ProcessBackend(Backend):
             programs=[self._program, root.loader] if self._program else [] if self.policy.shell else None,
         )
 
-    async def _start_zygote(self) -> NamespacedZygote:
+    async def _start_zygote(self, frame_bytes: int) -> NamespacedZygote:
         zygote, self._spawned = self._spawned or self._spawn_zygote(), None
         ready = await zygote.wait_ready()
         try:
@@ -382,8 +377,6 @@ class ProcessBackend(Backend):
             raise
         zygote.start_s = self.start_s
         self.absent = ready["lacks"]
-        assert self._tasks is not None
-        self._tasks.start_soon(zygote.listen)
         return zygote
 
     async def start(self, limits: Limits) -> ProcessSandbox:
@@ -392,36 +385,9 @@ class ProcessBackend(Backend):
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        try:
-            return await self._fork_one(await self._living_zygote(), limits)
-        except SandboxUnavailable:
-            if self._zygote is None or not self._zygote.is_dead:
-                raise
-        # The zygote died, and every sandbox of it. Start a new one.
-        return await self._fork_one(await self._living_zygote(), limits)
+        return await self._zygotes.fork(functools.partial(self._fork_one, limits))
 
-    async def _living_zygote(self) -> NamespacedZygote:
-        zygote = self._zygote
-        if zygote is None or self._tasks is None:
-            raise SandboxUnavailable("the process backend is not open")
-        zygote.check()
-        if not zygote.is_dead:
-            return zygote
-        async with self._starting:
-            if self._zygote is not zygote:  # replaced meanwhile, or the backend was closed
-                return await self._living_zygote()
-            await zygote.aclose()
-            try:
-                started = await self._start_zygote()
-            except OSError as exc:
-                raise unavailable(exc) from exc
-            if self._zygote is zygote:
-                self._zygote = started
-                return started
-            started.kill()
-            raise SandboxUnavailable("the process backend was closed")
-
-    async def _fork_one(self, zygote: NamespacedZygote, limits: Limits) -> ProcessSandbox:
+    async def _fork_one(self, limits: Limits, zygote: NamespacedZygote) -> ProcessSandbox:
         """Make what a sandbox needs, and request it. Descriptors: four here, until it is destroyed."""
         with ExitStack() as theirs, ExitStack() as ours:
             bridge, guest_bridge = socket.socketpair()
@@ -487,12 +453,10 @@ class ProcessBackend(Backend):
         return manager.close() if isinstance(manager, CgroupManager) else True
 
     async def close(self) -> None:
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            await zygote.aclose(self._close_cgroups)
-        self._close_cgroups()
-        tasks, self._tasks = self._tasks, None
-        await event_loop.end_tasks(tasks)
+        try:
+            await self._zygotes.close(lambda zygote: zygote.aclose(self._close_cgroups))
+        finally:
+            self._close_cgroups()
 
 
 # One sandbox of the process backend: its limits, its measurements and its end.

@@ -7,6 +7,7 @@ container. Landlock and seccomp keep them from these; tests/PROMISES.md says wha
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
@@ -25,7 +26,6 @@ from typing import Any, ClassVar
 
 import anyio
 import msgpack
-from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
@@ -34,10 +34,9 @@ from toolcell.sandbox.interpreter import hashing, plan_rlimits, start
 from toolcell.sandbox.process import root_filesystem
 from toolcell.sandbox.process.process_watch import signal_all, tree_of
 from toolcell.sandbox.process.root_filesystem import InPlace
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, Zygotes, exit_of
 from toolcell.sandbox.shortages import check_layers, unavailable
 from toolcell.sandbox.stream import SocketStream, open_pipe, read_available
-from toolcell.support import event_loop
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 from toolcell_bridge.entry.supervisor_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.guest.lint_profiles import PRELOAD
@@ -473,10 +472,7 @@ class ContainedBackend(Backend):
         self._frame_bytes = frame_bytes or Limits().frame_bytes
         self._unscoped = is_alone and "landlock" not in self.policy.require
         self._usage = ContainedUsage()
-        self._tasks: TaskGroup | None = None
-        self._zygotes: dict[int, ContainedZygote] = {}
-        """By the size of frames, which a zygote is made for."""
-        self._starting = anyio.Lock()
+        self._zygotes = Zygotes(self._start_zygote)
 
     async def open(self) -> None:
         """Get ready to start sandboxes.
@@ -484,9 +480,9 @@ class ContainedBackend(Backend):
         Raises:
             SandboxUnavailable: this machine cannot; says why.
         """
-        self._tasks = await anyio.create_task_group().__aenter__()
+        await self._zygotes.open()
         try:
-            await self._living_zygote(self._frame_bytes)
+            await self._zygotes.living(self._frame_bytes)
         except BaseException:
             await self.close()
             raise
@@ -497,16 +493,9 @@ class ContainedBackend(Backend):
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        zygote = await self._living_zygote(limits.frame_bytes)
-        try:
-            return await self._fork_one(zygote, limits)
-        except SandboxUnavailable:
-            if not zygote.is_dead:
-                raise
-        # The zygote died, and every sandbox of it. Start a new one.
-        return await self._fork_one(await self._living_zygote(limits.frame_bytes), limits)
+        return await self._zygotes.fork(functools.partial(self._fork_one, limits), limits.frame_bytes)
 
-    async def _fork_one(self, zygote: ContainedZygote, limits: Limits) -> ContainedSandbox:
+    async def _fork_one(self, limits: Limits, zygote: ContainedZygote) -> ContainedSandbox:
         with ExitStack() as theirs, ExitStack() as ours:
             bridge, guest_bridge = socket.socketpair()
             ours.enter_context(bridge)
@@ -531,21 +520,6 @@ class ContainedBackend(Backend):
             required=self.policy.require,
         )
 
-    async def _living_zygote(self, frame_bytes: int) -> ContainedZygote:
-        async with self._starting:
-            zygote = self._zygotes.get(frame_bytes)
-            if self._tasks is None:
-                raise SandboxUnavailable("the process backend is not open")
-            if zygote is not None:
-                zygote.check()
-            if zygote is None or zygote.is_dead:
-                if zygote is not None:
-                    await zygote.aclose()
-                zygote = await self._start_zygote(frame_bytes)
-                self._zygotes[frame_bytes] = zygote
-                self._tasks.start_soon(zygote.listen)
-            return zygote
-
     async def _start_zygote(self, frame_bytes: int) -> ContainedZygote:
         settings = {
             "frame_bytes": frame_bytes,
@@ -565,8 +539,4 @@ class ContainedBackend(Backend):
         return zygote
 
     async def close(self) -> None:
-        zygotes, self._zygotes = list(self._zygotes.values()), {}
-        for zygote in zygotes:
-            await zygote.aclose()
-        tasks, self._tasks = self._tasks, None
-        await event_loop.end_tasks(tasks)
+        await self._zygotes.close(ContainedZygote.aclose)

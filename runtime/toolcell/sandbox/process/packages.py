@@ -129,8 +129,7 @@ def _building(lock: Path, progress: InstallProgress) -> Iterator[None]:
             os.close(descriptor)
             progress.end()
     except OSError as exc:
-        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        makes_room = "; what is there may be removed while no process uses it" if is_full else ""
+        makes_room = "; what no process uses may be removed" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise PackageError(f"cannot build the package environment in {lock.parent}: {exc}{makes_room}") from exc
 
 

@@ -19,12 +19,14 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import msgpack
+from anyio.abc import TaskGroup
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
 from toolcell.sandbox.shortages import IsolationRefused, unavailable
 from toolcell.sandbox.stream import POLL_S, call_when_readable, wait_readable, wait_writable
+from toolcell.support import event_loop
 from toolcell.support.event_loop import ChangeEvent
 from toolcell_bridge.entry.launcher import FAILED
 
@@ -343,3 +345,90 @@ class ZygoteHandle(ABC, Generic[Child]):
         for pipe in (self._process.stdin, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+Zygote = TypeVar("Zygote", bound=ZygoteHandle[Any])
+Forked = TypeVar("Forked")
+
+
+class Zygotes(Generic[Zygote]):
+    """The zygotes of one backend, by the size of frames that each is made for. A dead one is replaced."""
+
+    def __init__(self, start: Callable[[int], Awaitable[Zygote]]) -> None:
+        self._start = start
+        self._tasks: TaskGroup | None = None
+        self._ready: dict[int, Zygote] = {}
+        self._starts: dict[int, _Start[Zygote]] = {}
+
+    async def open(self) -> None:
+        self._tasks = await anyio.create_task_group().__aenter__()
+
+    async def fork(self, fork: Callable[[Zygote], Awaitable[Forked]], frame_bytes: int = 0) -> Forked:
+        """Fork a sandbox with `fork`: once more if the zygote, and with it every sandbox of it, has died.
+
+        Raises:
+            SandboxUnavailable: nothing was started.
+        """
+        zygote = await self.living(frame_bytes)
+        try:
+            return await fork(zygote)
+        except SandboxUnavailable:
+            if not zygote.is_dead:
+                raise
+        return await fork(await self.living(frame_bytes))
+
+    async def living(self, frame_bytes: int = 0) -> Zygote:
+        """Return the zygote for these frames; 0: for those of every size. Who waits for its start shares its failure.
+
+        Raises:
+            SandboxUnavailable: it cannot be started, or the backend is not open.
+
+        Cancellation: the start goes on until the backend is closed.
+        """
+        if self._tasks is None:
+            raise SandboxUnavailable("the process backend is not open")
+        if (found := self._ready.get(frame_bytes)) is not None:
+            found.check()
+            if not found.is_dead:
+                return found
+        if (start := self._starts.get(frame_bytes)) is None:
+            start = self._starts[frame_bytes] = _Start()
+            self._tasks.start_soon(self._serve, frame_bytes, start)
+        await start.is_over.wait()
+        if start.zygote is None:
+            raise start.failure
+        return start.zygote
+
+    async def _serve(self, frame_bytes: int, start: _Start[Zygote]) -> None:
+        """Start a zygote in the place of a dead one, and listen to it."""
+        try:
+            if (dead := self._ready.pop(frame_bytes, None)) is not None:
+                await dead.aclose()
+            zygote = await self._start(frame_bytes)
+            if self._tasks is None:  # closed meanwhile
+                zygote.kill()
+            else:
+                start.zygote = self._ready[frame_bytes] = zygote
+        except Exception as exc:
+            start.failure = unavailable(exc) if isinstance(exc, OSError) else exc
+        finally:
+            del self._starts[frame_bytes]
+            start.is_over.set()
+        if start.zygote is not None:
+            await start.zygote.listen()
+
+    async def close(self, end: Callable[[Zygote], Awaitable[None]]) -> None:
+        """End all with `end`, and those that are about to start."""
+        tasks, self._tasks = self._tasks, None
+        while self._ready:
+            await end(self._ready.popitem()[1])
+        await event_loop.end_tasks(tasks)
+
+
+class _Start(Generic[Zygote]):
+    """The start of a zygote, for all who wait for it."""
+
+    def __init__(self) -> None:
+        self.is_over = anyio.Event()
+        self.zygote: Zygote | None = None
+        self.failure: Exception = SandboxUnavailable("the process backend was closed")
