@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -173,13 +174,34 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
 
 
 @each_row("kind", ["openai", "anthropic"])
-def test_an_agent_may_be_run_in_one_event_loop_after_another(kind: str) -> None:
+def test_an_agent_may_be_run_in_one_event_loop_after_another(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, create = list[Any](), ssl.create_default_context
+    monkeypatch.setattr(
+        ssl, "create_default_context", lambda *args, **options: read.append(1) or create(*args, **options)
+    )
     done = ok(completion("done") if kind == "openai" else message(text("done")))
     with serving(*[done] * 4) as server:
         agent = Agent(provider(kind, server), model="m", retry=RetryPolicy(attempts=1))
         results = [agent.run_sync("go"), asyncio.run(agent.run("go")), agent.run_sync("go"), agent.run_sync("go")]
 
     assert [each.content or each.error for each in results] == ["done"] * 4
+    assert len(read) <= 1  # the certificates
+
+
+@pytest.mark.every_loop
+@each_row("kind", ["openai", "anthropic"])
+@each_row("own", [False, True])
+async def test_a_provider_answers_on_every_event_loop_and_closes_its_connections(kind: str, own: bool) -> None:
+    done = ok(completion("done") if kind == "openai" else message(text("done")))
+    with serving(done, done) as server:
+        made = provider(kind, server)
+        made = type(made)(made._client) if own else made
+        async with made:
+            result = await Agent(made, model="m", retry=RetryPolicy(attempts=1)).run("go")
+            client = await made._client_here()
+
+    assert (result.content, result.error) == ("done", None)
+    assert client.is_closed()
 
 
 @pytest.mark.conforms("C20")

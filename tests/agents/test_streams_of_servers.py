@@ -19,6 +19,8 @@ from toolcell.agents.providers.openai import to_openai
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.calls.arguments import ToolCall
+from toolcell.calls.result import TokenUsage
+from toolcell.tools import Budget
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("sdks")]
 
@@ -334,6 +336,20 @@ async def test_an_answer_that_ended_in_an_error_is_asked_for_again_and_its_calls
 
     assert (made, result.content) == ([], "" if streaming else "done")
     assert ("'error'" in (result.error or "")) is streaming  # its text was shown
+
+
+@each_row(("tokens", "used"), [(None, 60), (21, 40), (20, 20)])
+async def test_tokens_of_an_answer_that_ended_in_an_error_are_counted(tokens: int | None, used: int) -> None:
+    failed = ModelResponse("half of", (), "error", TokenUsage(10, 10))
+    model = ScriptedModel([failed, failed, ModelResponse("done", (), "stop", TokenUsage(10, 10))])
+    budget = Budget(tokens=tokens)
+
+    result = await run_tool_loop(
+        ToolLoopConfig(provider=model, budget=budget, retry=RetryPolicy(sleep=sleep)), [user("go")]
+    )
+
+    assert result.usage.total == 20 * model.samplings == used
+    assert (result.content, "'error'" in (result.error or "")) == ("" if tokens else "done", tokens is not None)
 
 
 @each_row("kind", ["openai", "anthropic"])

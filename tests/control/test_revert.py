@@ -14,7 +14,7 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 from toolcell.compat import register_or_replace
 from toolcell.control import Draft
-from toolcell.tools import Approve
+from toolcell.tools import Approve, spec
 
 pytestmark = [pytest.mark.quick, pytest.mark.isolation]
 
@@ -179,6 +179,27 @@ def test_what_is_no_result_or_made_nothing_is_refused(opened: SyncRuntime, files
     ):
         with pytest.raises(UsageError, match=said):
             opened.revert(given)  # type: ignore[arg-type, unused-ignore]
+
+
+def test_an_async_revert_takes_no_thread(opened: SyncRuntime, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, undone, run_in_thread = list[Any](), list[Any](), spec.run_in_thread
+
+    async def undo(args: dict[str, Any], value: str) -> None:
+        undone.append((args, value))
+
+    def counted(function: Any, *rest: Any) -> Any:
+        threads.append(function)
+        return run_in_thread(function, *rest)
+
+    @files.registry.tool(revert=undo)
+    async def note(text: str) -> str:
+        """Note a text for somebody."""
+        return text.upper()
+
+    monkeypatch.setattr(spec, "run_in_thread", counted)
+    made = opened.execute_code("call_tool('note', text='a'); call_tool('save', name='b')", tools=files.registry)
+
+    assert opened.revert(made).ok and undone == [({"text": "a"}, "A")] and len(threads) == 1  # of save
 
 
 def test_a_runtime_that_is_closed_commits_and_reverts_nothing(files: Files) -> None:

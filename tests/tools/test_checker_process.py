@@ -100,6 +100,15 @@ async def fits(value: Any) -> bool:
     return await find_problem(NAMED, value, is_foreign=True) is None
 
 
+async def test_a_schema_that_is_no_json_is_a_problem_of_the_value() -> None:
+    circle: dict[Any, Any] = {"type": "object"}
+    circle["not"] = circle
+    for schema in (circle, {("a", "b"): 1}):
+        for is_foreign in (False, True):
+            problem = await find_problem(schema, {}, is_foreign=is_foreign)
+            assert problem is not None and problem.message.startswith("cannot be checked: ")
+
+
 @pytest.mark.every_loop
 async def test_values_and_schemas_are_checked_on_every_event_loop() -> None:
     assert await refused_schemas([NAMED]) == [""]

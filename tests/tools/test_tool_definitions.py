@@ -11,15 +11,17 @@ import sys
 import threading
 import types
 import warnings
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
+from pydantic import WithJsonSchema
 
 from rows import each_row
 from toolcell import tool
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.calls.options import Origin
+from toolcell.calls.type_schema import read_docstring
 from toolcell.errors import RegistrationError
 from toolcell.tools import (
     AgentTool,
@@ -412,6 +414,30 @@ def test_what_a_docstring_says_of_parameters_is_theirs_and_all_else_is_the_tools
     ]
 
 
+@each_row(
+    ("docstring", "prose", "described"),
+    [
+        ("Pay.\n\nKeyword Args:\n\nNothing.\n", None, {}),
+        ("Pay.\n\nArgs:\n    to: Who.\n    to whom\n", None, {}),
+        ("Pay.\n\nParameters\n----------\nto : str\n    Who.\nOnly once!\n", "Pay.\n\nOnly once!", {"to": "Who."}),
+        ("Pay.\n\nArgs:\n    to: Who.\n\n        Or not.\n\n:param amount: Much.", "Pay.\n\nArgs:\n    to: Who.\n\n        Or not.",
+         {"amount": "Much."}),
+        ("Pay.\n\nParameters\n----------\nto : str\n    Who.\n\nArgs:\n    amount: Much.\n",
+         "Pay.\n\nArgs:\n    amount: Much.", {"to": "Who."}),
+        ("Pay.\n\nArgs:\n    to: Who.\n    cc: Of more.\n", "Pay.\n\n    cc: Of more.", {"to": "Who."}),
+        ("Pay.\n\n:type to: str\n:param to: Who.\n:type of it: mind it\n", "Pay.\n\n:type of it: mind it", {"to": "Who."}),
+        ("Pay.\n\nArgs:\n    to (str):\n", None, {}),
+    ],
+)  # fmt: skip
+def test_what_no_parameter_has_of_a_docstring_stays_in_the_description(
+    docstring: str, prose: str | None, described: dict[str, str]
+) -> None:
+    def pay(to: str, amount: int, **more: str) -> None: ...
+
+    pay.__doc__ = docstring
+    assert read_docstring(pay) == (docstring.strip() if prose is None else prose, described)
+
+
 class Place(NamedTuple):
     lat: float
     lon_deg: float = 0.0
@@ -428,4 +454,15 @@ def test_the_fields_of_a_named_tuple_are_named_to_models(model: str) -> None:
     told: Any = definition.to_openai(model)["function"]["parameters"] if model else definition.parameters
     part = told["properties"]["to"]
     fields = part["items"]["anyOf"] if model else part["prefixItems"]
-    assert [each["description"] for each in fields] == ["Lat", "Lon Deg"]
+    assert [each["description"] for each in fields] == ["lat", "lon_deg"]
+
+
+def test_parts_of_an_array_may_be_true_for_any_value() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def take(pair: Annotated[Any, WithJsonSchema({"prefixItems": [True, {"title": "Count"}]})]) -> None:
+        """Take a pair of anything and a count."""
+
+    pair = registry.definitions()[0].parameters["properties"]["pair"]
+    assert pair == {"prefixItems": [True, {"description": "Count"}]}

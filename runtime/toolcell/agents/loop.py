@@ -296,9 +296,6 @@ class LoopRun:
         if self._streams and not self._has_begun:
             for update in updates_of(response):
                 self._emit_update(update)
-        self._usage += response.usage
-        if self.context.state.budget is not None:
-            self.context.state.budget.used += response.usage
         self._append(assistant(response))
         return response
 
@@ -325,10 +322,12 @@ class LoopRun:
             asked = config.provider.chat(request, tools, self._model, self._options)
         answer = await maybe_await(asked)
         response = ModelResponse.read(answer)
+        self._usage += response.usage
+        if (budget := self.context.state.budget) is not None:
+            budget.used += response.usage
         if (reason := response.finish_reason) in FAILED_REASONS:
-            raise ProviderError(
-                f"the model's answer ended as {reason!r} before it was whole", retryable=not self._has_begun
-            )
+            is_last = self._has_begun or (budget is not None and budget.is_out_of_tokens)
+            raise ProviderError(f"the model's answer ended as {reason!r} before it was whole", retryable=not is_last)
         return response
 
     def _interrupted(self) -> Stop:

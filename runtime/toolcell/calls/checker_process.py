@@ -358,13 +358,13 @@ async def find_problem(
     schema: Mapping[str, Any], value: Any, *, is_foreign: bool, work: HostWork | None = None
 ) -> ValueProblem | None:
     """Return what is wrong first with a value; None when it fits, or nothing in the schema can be checked."""
-    said = json.dumps(schema, default=str)
-    check = check_of(said, is_foreign)
-    if check is not None and check.fits_here(value):
-        problem = check.problem(value)
-        if problem is None or not is_foreign:
-            return problem
     try:
+        said = json.dumps(schema, default=str)
+        check = check_of(said, is_foreign)
+        if check is not None and check.fits_here(value):
+            problem = check.problem(value)
+            if problem is None or not is_foreign:
+                return problem
         async with turns().taken(work):
             answer = await ask("value", said, pack(value), work)
     except CheckStopped as exc:

@@ -52,6 +52,9 @@ class _Described(GenerateJsonSchema):
     def ser_schema(self, schema: Any) -> Schema | None:
         return super().ser_schema(schema) if self._models else None
 
+    def get_title_from_name(self, name: str) -> str:
+        return name  # as it is written: of a named tuple's fields nothing else says it
+
     def bytes_schema(self, schema: Any) -> Schema:
         return dict(BASE64)
 

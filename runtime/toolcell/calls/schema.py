@@ -127,7 +127,8 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...])
     kept = {key: value for key, value in schema.items() if key not in {"title", "discriminator", "readOnly"}}
     if "prefixItems" in kept:  # the titles of a named tuple are the names of its fields, and nothing else says them
         kept["prefixItems"] = [
-            {"description": part["title"], **part} if "title" in part else part for part in kept["prefixItems"]
+            {"description": part["title"], **part} if isinstance(part, dict) and "title" in part else part
+            for part in kept["prefixItems"]
         ]
     return _close_object(with_parts(kept, lambda part: _clean(part, definitions, inside)))
 

@@ -97,8 +97,8 @@ def _is_record(kind: Any) -> bool:
 def record_in(function: Callable[..., Any], parameter: int | str) -> type | None:
     """Return the model or dataclass that a function takes in this parameter; None for a dict and what is like one."""
     try:
-        hints, names = _hints(function), [*inspect.signature(function).parameters]
-    except (RegistrationError, ValueError, TypeError):  # it does not say
+        hints, names = _hints(function), [*_signature(function)]
+    except RegistrationError:  # it does not say
         return None
     name = parameter if isinstance(parameter, str) else names[parameter] if parameter < len(names) else ""
     hint = hints.get(name)
@@ -108,12 +108,14 @@ def record_in(function: Callable[..., Any], parameter: int | str) -> type | None
 _KEYWORDS: Final = re.compile(r"^(?:Keyword|Other) (?:Arg|Argument|Parameter)s:(?=\s*$)", re.MULTILINE)
 """Headings of Google style that the parser does not know."""
 _OF_PARAMETERS: Final = re.compile(
-    r"^(?:Arg|Argument|Param|Parameter)s:[^\S\n]*+\n(?:[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+"  # Google
-    r"|^(?:Other )?Parameters[^\S\n]*+\n-++[^\S\n]*+\n(?:(?!.*+\n-++[^\S\n]*+$).*+\n?+)*+"  # NumPy
+    r"^((?:(?:Keyword|Other) )?(?:Arg|Argument|Param|Parameter)s:[^\S\n]*+\n)"
+    r"(?:[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+"  # Google
+    r"|^((?:Other )?Parameters[^\S\n]*+\n-++[^\S\n]*+\n)(?:(?!.*+\n-++[^\S\n]*+$).*+\n?+)*+"  # NumPy
     r"|^[:@](?:param|parameter|arg|argument|key|keyword|type)\b.*+\n?+(?:[^\S\n]++\S.*+\n?+)*+",  # Sphinx, Epydoc
     re.MULTILINE,
 )
-"""What a docstring says of the parameters. All else describes the tool."""
+"""Sections of a docstring about the parameters. Its groups are their headings."""
+_ENTRY: Final = re.compile(r"^([^\S\n]*+)\S.*+\n?+(?:\1[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+", re.MULTILINE)
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -126,16 +128,28 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     from docstring_parser import ParseError, parse
 
     try:
-        parameters = parse(text := _KEYWORDS.sub("Params:", text)).params
+        parameters = parse(_KEYWORDS.sub("Params:", text)).params
     except ParseError:  # no style that is known: all of it describes the tool
         return text.strip(), {}
+    names = _signature(function)
     described = {
         name.strip().lstrip("*"): " ".join(each.description.split())
         for each in parameters
         for name in each.arg_name.split(",")
-        if each.description
+        if each.description and name.strip().lstrip("*") in names
     }
-    return (_OF_PARAMETERS.sub("", text) if described else text).strip(), described
+    endings, types = tuple(described.values()), tuple(f"type {name}:" for name in described)
+
+    def left_of_entry(entry: re.Match[str]) -> str:
+        words = " ".join(entry[0].split())
+        return "" if words.endswith(endings) or words.startswith(types, 1) else entry[0]
+
+    def left(section: re.Match[str]) -> str:
+        # Without the entries that some parameter has, and without the heading where one has any
+        body = section[0].removeprefix(section[1] or section[2] or "")
+        return section[0] if (rest := _ENTRY.sub(left_of_entry, body)) == body else rest
+
+    return _OF_PARAMETERS.sub(left, text).strip(), described
 
 
 _NO_DEFAULT: Final = inspect.Parameter.empty
@@ -218,11 +232,15 @@ def read_signature(
     )
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        return inspect.signature(function).parameters
     except (ValueError, TypeError) as exc:
         raise RegistrationError(f"{name_of(function)} does not say what it takes; write a function around it") from exc
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = [*_signature(function).values()]
     for parameter in parameters:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise RegistrationError(

@@ -172,7 +172,8 @@ class ToolSpec:
         schema = {"type": "object", "properties": {"args": {"type": "object"}}}
         definition = ToolDefinition(f"revert_{tool}"[:MAX_NAME_CHARS], f"Undo a call of {tool}.", schema)
         own = ToolOptions(timeout_s=options.timeout_s, expose_errors=True)
-        return cls.positional(definition, lambda _args: revert(args, value), own)
+        undo = _threaded(lambda _context: functools.partial(revert, args, value), revert, own.blocking)
+        return cls(definition=definition, invoke=undo, options=own, source=revert)
 
     @classmethod
     def bound(cls, bind: Bind, function: Callable[..., Any], parameter: int | str, **fields: Any) -> ToolSpec:

@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -35,8 +36,24 @@ async def _until_the_loop_ends(client: Any) -> AsyncGenerator[Any, None]:
         await client.close()
 
 
+@cache
+def _trusted() -> Any:
+    return import_module("httpx").create_ssl_context()  # reads all certificates, which takes some 20 ms
+
+
+def _new_connections(sdk: Any) -> Any:
+    return sdk.DefaultAsyncHttpxClient(verify=_trusted())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # this is trio
+        return None
+
+
 class SdkProvider(ABC):
-    """Sends requests through an SDK's client. `async with` closes the client's connections, and so does `aclose()`."""
+    """Sends requests through an SDK's client. `async with` closes its connections as `aclose()` does."""
 
     package: ClassVar[str]
     """Name of the package of the SDK, which is also the name of toolcell's extra."""
@@ -48,9 +65,9 @@ class SdkProvider(ABC):
 
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
         # The loop retries. Retries in the SDK as well would multiply the attempts.
-        self._client = (client or self._new_client(client_options)).with_options(max_retries=0)
         self._makes_connections = client is None and "http_client" not in client_options
-        self._clients: dict[asyncio.AbstractEventLoop, AsyncGenerator[Any, None]] = {}
+        self._client = (client or self._new_client(client_options)).with_options(max_retries=0)
+        self._clients: dict[Any, AsyncGenerator[Any, None]] = {}  # by event loop
         self.supports_images = supports_images
 
     async def chat(
@@ -99,25 +116,28 @@ class SdkProvider(ABC):
     def _new_client(cls, options: Mapping[str, Any]) -> Any:
         sdk = needed(cls.package, cls.__name__, cls.package)
         try:
-            return getattr(sdk, cls.client_class)(**options)
+            return getattr(sdk, cls.client_class)(**{"http_client": _new_connections(sdk), **options})
         except Exception as exc:  # no key, or an option that the SDK does not know
             said = str(exc).replace("\n", " ")
             raise UsageError(f"{cls.__name__} cannot be made: {said}; write {cls.__name__}(api_key=...)") from exc
 
     async def _client_here(self) -> Any:
         """Return the client with connections of this event loop: those of one that has ended fail."""
-        if not self._makes_connections:
+        if not self._makes_connections or (loop := _running_loop()) is None:
             return self._client
-        loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients = {each: client for each, client in self._clients.items() if not each.is_closed()}
-            connections = import_module(self.package).DefaultAsyncHttpxClient()
+            for ended in [each for each in [*self._clients] if each.is_closed()]:
+                self._clients.pop(ended, None)  # another thread may have removed it
+            connections = _new_connections(import_module(self.package))
             self._clients[loop] = _until_the_loop_ends(self._client.with_options(http_client=connections))
         return await anext(self._clients[loop])
 
     async def aclose(self) -> None:
-        """Close the client's connections."""
-        if (here := self._clients.pop(asyncio.get_running_loop(), None)) is not None:
+        """Close the connections of this event loop, for which the next request makes new ones, or your own client.
+
+        Connections of another event loop are closed when that one ends.
+        """
+        if (here := self._clients.pop(_running_loop(), None)) is not None:
             await here.aclose()
         await self._client.close()
 
