@@ -80,7 +80,7 @@ async def test_an_unknown_tool_is_a_result_that_lists_what_there_is_within_bound
     all_listed = await full.execute("gamma")
     bounded = await many.execute("gamma")
 
-    assert (await ToolRegistry().execute("gamma")).text == "unknown tool: gamma. No tools available"
+    assert (await ToolRegistry().execute("gamma")).text == "unknown tool: gamma; no tools are available"
     assert listed.text == "unknown tool: gamma; available tools: alpha, beta"
     assert all_listed.text.endswith(", tool_19")
     assert "tool_19 and 30 more" in bounded.text

@@ -282,8 +282,10 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
 
 def _unknown(state: RegistryState, call: Call) -> ToolResult:
     names = [tool.name for tool in state.visible(call.origin, call.run.scope.policies)]
+    if not names and call.message is not None:
+        return ToolResult.fail("No tools available", code=ErrorCode.UNKNOWN_TOOL)
     asked = call.name[:MAX_NAME_CHARS]
-    available = f"; available tools: {list_names(names)}" if names else ". No tools available"
+    available = f"; available tools: {list_names(names)}" if names else "; no tools are available"
     message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
     if call.name.startswith(AGENT_PREFIX) and any(name.startswith(AGENT_PREFIX) for name in names):
         message = f'unknown agent "{asked.removeprefix(AGENT_PREFIX)}"; {message}'
