@@ -55,7 +55,7 @@ VALID: list[msg.Message] = [
     msg.FilePart("a.png", "image/png", b"\x89PNG", False),
     msg.FileProblem("a.png", 0, "missing"),
     msg.Leftover(["thread 'a'"], [], True),
-    msg.RawOutput(1),
+    msg.ReadPipes(1),
     msg.Done(True, None),
     msg.Done(False, {"type": "ValueError", "message": "x", "line": 3, "findings": []}),
 ]

@@ -48,7 +48,7 @@ FORMAT: list[tuple[msg.Message, str]] = [
     (msg.FilePart("a", "text/plain", b"", True), "95 16 a161 aa746578742f706c61696e c400 c3"),
     (msg.FileProblem("a", 9, "missing"), "94 17 a161 09 a76d697373696e67"),
     (msg.Leftover(["a"], [], True), "94 19 91a161 90 c3"),
-    (msg.RawOutput(2), "92 1d 02"),
+    (msg.ReadPipes(2), "92 1d 02"),
     (msg.Done(True, None), "93 18 c3 c0"),
     (msg.Done(False, {"type": "E"}), "93 18 c2 81a474797065a145"),
 ]

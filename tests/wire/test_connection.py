@@ -34,7 +34,7 @@ SAMPLES: dict[type[msg.Message], msg.Message] = {
             msg.FilePart("a", "", b"", True),
             msg.FileProblem("a", 0, ""),
             msg.Leftover([], [], False),
-            msg.RawOutput(1),
+            msg.ReadPipes(1),
             msg.Done(True, None),
         ),
         *(),

@@ -49,7 +49,7 @@ messages: st.SearchStrategy[msg.Message] = st.one_of(
     st.builds(msg.FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
     st.builds(msg.FileProblem, texts, ints, texts),
     st.builds(msg.Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3), st.booleans()),
-    st.builds(msg.RawOutput, ints),
+    st.builds(msg.ReadPipes, ints),
     st.builds(msg.Done, st.booleans(), st.none() | plain_dicts),
 )
 

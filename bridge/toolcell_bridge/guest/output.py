@@ -12,24 +12,27 @@ import io
 import os
 import sys
 from fcntl import ioctl
-from math import inf
 from termios import FIONREAD
 from time import monotonic, sleep
 from typing import Any, Final
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.wire.codec import PRINTED_BYTES
-from toolcell_bridge.wire.messages import Log, RawOutput
+from toolcell_bridge.wire.messages import Log, ReadPipes
 
 FLUSH_CHARS = 16 * 1024
 """Text longer than this is sent in pieces of this size."""
 
 ORDER_S: Final = 0.2
-"""How long the host may take to read a pipe. A process may always write more, and a node reads when it measures."""
+"""How long the host may take to read a pipe. It may be busy, or a process always writes more."""
+SPIN_S: Final = 2e-4
 LOOK_S: Final = 1e-4
 PAUSE_S: Final = 2e-5
 """Between texts in quicker succession nobody has printed: to look takes half as long as to send one."""
+LATE_S: Final = 2.0
+"""So long nobody looks after the host was late."""
 _EMPTY: Final = bytes(4)
+_yield: Final = os.sched_yield
 
 
 class _RawBytes(io.BufferedIOBase):
@@ -72,7 +75,7 @@ class LogStream(io.TextIOBase):
         self._channel = channel
         self._stream = stream
         self._errors = "backslashreplace"
-        self._pause_s, self._looks_from = PAUSE_S, 0.0
+        self._looks_from = 0.0
         self._decoder: codecs.IncrementalDecoder | None = None
         """Decodes what is written as bytes; few scripts do that."""
         self.buffer = _RawBytes(self)
@@ -156,9 +159,9 @@ class LogStream(io.TextIOBase):
         # Lone surrogates have no form on the wire; show them as Python would.
         data = text.encode("utf-8", "backslashreplace")
         try:
-            if monotonic() > self._looks_from and (stream := _unread()):
-                self._let_pass(stream)
-            self._looks_from = monotonic() + self._pause_s
+            if monotonic() > self._looks_from:
+                is_late = (stream := _unread()) > 0 and not self._let_pass(stream)
+                self._looks_from = monotonic() + (LATE_S if is_late else PAUSE_S)
             if len(data) <= PRINTED_BYTES:
                 self._channel.send_printed(self._stream, data)
                 return
@@ -169,23 +172,27 @@ class LogStream(io.TextIOBase):
             while data:  # a forked child has no bridge; its output takes the pipe
                 data = data[os.write(self._stream, data) :]
 
-    def _let_pass(self, stream: int) -> None:
-        """Have the host read what is in the pipes, and wait for that: it was written before."""
-        until = monotonic() + ORDER_S
-        self._channel.send(RawOutput(stream))
+    def _let_pass(self, stream: int) -> bool:
+        """Have the host read what is in the pipes: it was written before. Return whether it has."""
+        self._channel.send(ReadPipes(stream))
+        began = monotonic()
         while _unread():
-            if monotonic() > until:
-                self._pause_s = inf
-                break
-            sleep(LOOK_S)
+            waited_s = monotonic() - began
+            if waited_s > ORDER_S:
+                return False
+            _yield() if waited_s < SPIN_S else sleep(LOOK_S)
+        return True
 
 
 def _unread() -> int:
-    """Return the descriptor whose pipe holds something; 0 if none does."""
-    try:
-        return 1 if ioctl(1, FIONREAD, _EMPTY) != _EMPTY else 2 if ioctl(2, FIONREAD, _EMPTY) != _EMPTY else 0
-    except OSError:  # the script has closed it, or put something in its place
-        return 0
+    """Return a descriptor whose pipe holds something; 0 if none does."""
+    for stream in (1, 2):
+        try:
+            if ioctl(stream, FIONREAD, _EMPTY) != _EMPTY:
+                return stream
+        except OSError:  # the script has closed it, or put something in its place
+            pass
+    return 0
 
 
 class Streams:

@@ -138,8 +138,8 @@ class Log:
 
 
 @frozen
-class RawOutput:
-    """Guest: what was written to the descriptors 1 and 2 themselves comes before what is sent next."""
+class ReadPipes:
+    """Guest: read the pipes of the descriptors 1 and 2. What is in them was written before what is sent next."""
 
     stream: int
     """One that has something."""
@@ -211,7 +211,7 @@ class Done:
 
 HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
-    Hello | CallTool | CancelCall | Log | RawOutput | Progress | Result | FilePart | FileProblem | Done | Leftover
+    Hello | CallTool | CancelCall | Log | ReadPipes | Progress | Result | FilePart | FileProblem | Done | Leftover
 )  # fmt: skip
 Message: TypeAlias = HostMessage | GuestMessage
 
@@ -231,7 +231,7 @@ TAGS: Final[dict[int, type[Message]]] = {
     23: FileProblem,
     24: Done,
     25: Leftover,
-    29: RawOutput,
+    29: ReadPipes,
 }
 """First element of each message on the wire. A tag is never reused: 7, 8 and 26 to 28 had a meaning before.
 Tag 5 is reserved: it interrupts a run."""

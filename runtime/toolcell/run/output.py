@@ -31,7 +31,7 @@ from toolcell_bridge.wire.messages import (
     Log,
     Message,
     Progress,
-    RawOutput,
+    ReadPipes,
     Result,
 )
 from toolcell_bridge.wire.plain import packed_size
@@ -269,7 +269,7 @@ class RunOutput:
             RemoteProtocolError: it is larger than its limit, or a message that no guest of ours sends.
         """
         match message:
-            case Log() | RawOutput():
+            case Log() | ReadPipes():
                 self.drain_message(message)
                 self._check_flood()
             case Result() | FilePart() | FileProblem() | Leftover():
@@ -292,7 +292,7 @@ class RunOutput:
         match message:
             case Log(stream, text):
                 self._keep(STREAMS[stream], text)
-            case RawOutput():
+            case ReadPipes():
                 self.take_raw(*self._connection.sandbox.read_output())
             case Result(value):
                 self._take_result(value)
