@@ -425,6 +425,7 @@ def test_what_a_docstring_says_of_parameters_is_theirs_and_all_else_is_the_tools
         ("Pay.\n\nParameters\n----------\nto : str\n    Who.\n\nArgs:\n    amount: Much.\n",
          "Pay.\n\nArgs:\n    amount: Much.", {"to": "Who."}),
         ("Pay.\n\nArgs:\n    to: Who.\n    cc: Of more.\n", "Pay.\n\n    cc: Of more.", {"to": "Who."}),
+        ("Pay.\n\nArgs:\n    to: Who.\n    cc: Who.\n", "Pay.\n\n    cc: Who.", {"to": "Who."}),
         ("Pay.\n\n:type to: str\n:param to: Who.\n:type of it: mind it\n", "Pay.\n\n:type of it: mind it", {"to": "Who."}),
         ("Pay.\n\nArgs:\n    to (str):\n", None, {}),
     ],

@@ -115,7 +115,10 @@ _OF_PARAMETERS: Final = re.compile(
     re.MULTILINE,
 )
 """Sections of a docstring about the parameters. Its groups are their headings."""
-_ENTRY: Final = re.compile(r"^([^\S\n]*+)\S.*+\n?+(?:\1[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+", re.MULTILINE)
+_ENTRY: Final = re.compile(
+    r"^([^\S\n]*+)(?=\S)[:@]?+([^:\n]*+).*+\n?+(?:\1[^\S\n]++\S.*+\n?+|[^\S\n]*+\n)*+", re.MULTILINE
+)
+"""What such a section says of one parameter or of several. Its second group has their names."""
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -138,10 +141,11 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         for name in each.arg_name.split(",")
         if each.description and name.strip().lstrip("*") in names
     }
-    endings, types = tuple(described.values()), tuple(f"type {name}:" for name in described)
+    types = tuple(f"type {name}:" for name in described)
 
     def left_of_entry(entry: re.Match[str]) -> str:
         words = " ".join(entry[0].split())
+        endings = tuple(described[name] for name in re.findall(r"\w+", entry[2]) if name in described)
         return "" if words.endswith(endings) or words.startswith(types, 1) else entry[0]
 
     def left(section: re.Match[str]) -> str:
