@@ -135,6 +135,39 @@ async def test_what_answers_a_request_ends_its_call_whatever_id_it_names_and_a_q
     assert result.is_error and said in result.message
 
 
+NO_ANSWERS = {
+    "a notification": (b'{"jsonrpc": "2.0", "method": "x"}', []),
+    "a question": (b'{"jsonrpc": "2.0", "id": 77, "method": "ping"}', [77]),
+    "one of too many elements": (
+        b'{"jsonrpc": "2.0", "id": 77, "method": "ping", "params": {"a": [' + b"0," * MAX_ELEMENTS + b"0]}}",
+        [77],
+    ),
+}
+
+
+@each_row("name", NO_ANSWERS)
+async def test_a_body_that_is_no_answer_ends_its_call(name: str) -> None:
+    content, expected = NO_ANSWERS[name]
+    answered: list[Any] = []
+
+    def refuse(method: str, headers: dict[str, str], message: Any) -> Answer | None:
+        if method == "POST" and "method" not in message:
+            answered.append(message["id"])
+        if method != "POST" or message.get("method") != "tools/call":
+            return None
+        return of_type("application/json", content)
+
+    registry = ToolRegistry()
+    async with PlainServer(refuse).serve() as url:
+        await registry.add_mcp_server("s", url=url)
+        with anyio.fail_after(20):
+            result = await registry.dispatch("s.t", {})
+            await until(lambda: answered == expected)
+        await registry.close()
+
+    assert result.is_error and "not a message of JSON-RPC 2.0" in result.message
+
+
 async def test_a_byte_order_mark_is_none_of_the_text_only_where_a_stream_begins() -> None:
     mark, events = b"\xef\xbb\xbf", list[bytes]()
 

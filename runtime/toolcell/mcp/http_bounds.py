@@ -100,7 +100,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         elif response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             messages = _events(pieces, self._lines, given_up, partial(self._take, ident))
         else:
-            messages = _body(_bounded(pieces, given_up), partial(self._take, ident))
+            messages = _body(_bounded(pieces, given_up), self._take, ident)
         response.stream = ReplacedStream(messages, response.stream)
         return response
 
@@ -142,9 +142,15 @@ async def _bounded(pieces: AsyncIterable[bytes], given_up: GivenUp) -> AsyncIter
         yield piece
 
 
-async def _body(pieces: AsyncIterable[bytes], take: Take) -> AsyncIterator[bytes]:
+def _is_answer(item: SessionMessage | Exception | None) -> bool:
+    return isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse | JSONRPCError)
+
+
+async def _body(pieces: AsyncIterable[bytes], take: Callable[[Any, bytes], Taken], ident: Any) -> AsyncIterator[bytes]:
     """Yield the stand-in for one message, when it is there whole."""
-    await take(b"".join([piece async for piece in pieces]))
+    item = await take(ident, b"".join([piece async for piece in pieces]))
+    if ident is not None and not _is_answer(item):
+        await take(ident, b"{}")  # no message: a server that asks in place of an answer sends none any more
     yield _ANSWERED
 
 
@@ -178,6 +184,5 @@ async def _event(event: bytes, take: Take) -> bytes:
     if name in (b"", b"message") and data:
         message = b"\n".join(data)
         item = await take(message) if message else None
-        is_answer = isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse | JSONRPCError)
-        kept.append(b"data: " + (_ANSWERED if is_answer else b""))
+        kept.append(b"data: " + (_ANSWERED if _is_answer(item) else b""))
     return b"\n".join([*kept, b"", b""])
