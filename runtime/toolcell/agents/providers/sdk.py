@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, ClassVar, Self
+
+from anyio.lowlevel import current_token
 
 from toolcell.agents.providers.provider import (
     DEFAULT_OPTIONS,
@@ -36,22 +36,6 @@ async def _until_the_loop_ends(client: Any) -> AsyncGenerator[Any, None]:
         await client.close()
 
 
-@cache
-def _trusted() -> Any:
-    return import_module("httpx").create_ssl_context()  # reads all certificates, which takes some 20 ms
-
-
-def _new_connections(sdk: Any) -> Any:
-    return sdk.DefaultAsyncHttpxClient(verify=_trusted())
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # this is trio
-        return None
-
-
 class SdkProvider(ABC):
     """Sends requests through an SDK's client. `async with` closes its connections as `aclose()` does."""
 
@@ -67,7 +51,8 @@ class SdkProvider(ABC):
         # The loop retries. Retries in the SDK as well would multiply the attempts.
         self._makes_connections = client is None and "http_client" not in client_options
         self._client = (client or self._new_client(client_options)).with_options(max_retries=0)
-        self._clients: dict[Any, AsyncGenerator[Any, None]] = {}  # by event loop
+        self._unused = {"": self._client}  # until the first event loop takes it
+        self._clients: dict[Any, Any] = {}  # by event loop
         self.supports_images = supports_images
 
     async def chat(
@@ -116,30 +101,33 @@ class SdkProvider(ABC):
     def _new_client(cls, options: Mapping[str, Any]) -> Any:
         sdk = needed(cls.package, cls.__name__, cls.package)
         try:
-            return getattr(sdk, cls.client_class)(**{"http_client": _new_connections(sdk), **options})
+            return getattr(sdk, cls.client_class)(**options)
         except Exception as exc:  # no key, or an option that the SDK does not know
             said = str(exc).replace("\n", " ")
             raise UsageError(f"{cls.__name__} cannot be made: {said}; write {cls.__name__}(api_key=...)") from exc
 
     async def _client_here(self) -> Any:
         """Return the client with connections of this event loop: those of one that has ended fail."""
-        if not self._makes_connections or (loop := _running_loop()) is None:
+        if not self._makes_connections:
             return self._client
-        if loop not in self._clients:
-            for ended in [each for each in [*self._clients] if each.is_closed()]:
+        if (loop := current_token()) not in self._clients:
+            for ended in [each for each, client in [*self._clients.items()] if client.ag_frame is None]:
                 self._clients.pop(ended, None)  # another thread may have removed it
-            connections = _new_connections(import_module(self.package))
-            self._clients[loop] = _until_the_loop_ends(self._client.with_options(http_client=connections))
+            self._clients[loop] = _until_the_loop_ends(self._unused.pop("", None) or self._with_new_connections())
         return await anext(self._clients[loop])
+
+    def _with_new_connections(self) -> Any:
+        return self._client.with_options(http_client=import_module(self.package).DefaultAsyncHttpxClient())
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, for which the next request makes new ones, or your own client.
 
         Connections of another event loop are closed when that one ends.
         """
-        if (here := self._clients.pop(_running_loop(), None)) is not None:
+        if not self._makes_connections:
+            await self._client.close()
+        elif (here := self._clients.pop(current_token(), None)) is not None:
             await here.aclose()
-        await self._client.close()
 
     async def __aenter__(self) -> Self:
         return self
