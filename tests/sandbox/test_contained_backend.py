@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -275,6 +276,44 @@ async def test_who_waits_for_the_same_zygote_shares_it_or_its_failure() -> None:
     assert [each.left for each in (starts[0], starts[2])] == [0, 0]
 
 
+@pytest.mark.quick
+@pytest.mark.every_loop
+async def test_one_zygote_that_cannot_be_ended_keeps_no_other_from_it(anyio_backend: str) -> None:
+    starts = [Starting(), Starting(), Starting()]
+
+    async def start(frame_bytes: int) -> Any:
+        return starts[frame_bytes]
+
+    async def end(zygote: Any) -> None:
+        await zygote.aclose()
+        if zygote is starts[1]:
+            raise PermissionError("no right to end it")
+
+    backend: zygotes.Zygotes[Any] = zygotes.Zygotes(start)
+    await backend.open()
+    for frame_bytes in range(3):
+        await backend.living(frame_bytes)
+    with pytest.raises(PermissionError):
+        await backend.close(end)
+    assert [each.left for each in starts] == [0, 0, 0]
+
+
+@pytest.mark.quick
+@pytest.mark.anyio
+async def test_a_failed_start_names_the_error_of_the_machine() -> None:
+    shortage = OSError(errno.ENOMEM, "no memory")
+
+    async def start(_: int) -> Any:
+        raise shortage
+
+    backend: zygotes.Zygotes[Any] = zygotes.Zygotes(start)
+    await backend.open()
+    with pytest.raises(SandboxUnavailable) as refused:
+        await backend.living()
+    await backend.close(Starting.aclose)
+    assert refused.value.__cause__ is shortage
+
+
 @pytest.mark.parametrize(
     "backend_type",
     [
@@ -283,12 +322,16 @@ async def test_who_waits_for_the_same_zygote_shares_it_or_its_failure() -> None:
     ],
 )
 async def test_a_zygote_that_replaces_a_dead_one_does_not_outlive_its_backend(
-    backend_type: type[ProcessBackend | ContainedBackend], anyio_backend: str
+    backend_type: type[ProcessBackend | ContainedBackend], anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = psutil.Process()
     before = me.children()
     backend = backend_type()
     told: list[str] = []
+    receive = zygotes.ZygoteHandle._receive
+
+    async def receive_if_ready(zygote: zygotes.ZygoteHandle[Any]) -> Any:
+        return await (receive(zygote) if zygote._is_listening else anyio.sleep_forever())
 
     async def start() -> None:
         try:
@@ -299,6 +342,7 @@ async def test_a_zygote_that_replaces_a_dead_one_does_not_outlive_its_backend(
     with anyio.fail_after(WAITED_S):
         async with anyio.create_task_group() as tasks:
             await backend.open()
+            monkeypatch.setattr(zygotes.ZygoteHandle, "_receive", receive_if_ready)
             (first,) = [each for each in me.children() if each not in before]
             first.kill()
             while not [each for each in me.children() if each not in (first, *before)]:

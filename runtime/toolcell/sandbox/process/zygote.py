@@ -14,7 +14,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -395,6 +395,8 @@ class Zygotes(Generic[Zygote]):
             start = self._starts[frame_bytes] = _Start()
             self._tasks.start_soon(self._serve, frame_bytes, start)
         await start.is_over.wait()
+        if isinstance(start.failure, OSError):
+            raise unavailable(start.failure) from start.failure
         if start.zygote is None:
             raise start.failure
         return start.zygote
@@ -410,7 +412,7 @@ class Zygotes(Generic[Zygote]):
             else:
                 start.zygote = self._ready[frame_bytes] = zygote
         except Exception as exc:
-            start.failure = unavailable(exc) if isinstance(exc, OSError) else exc
+            start.failure = exc
         finally:
             del self._starts[frame_bytes]
             start.is_over.set()
@@ -418,11 +420,12 @@ class Zygotes(Generic[Zygote]):
             await start.zygote.listen()
 
     async def close(self, end: Callable[[Zygote], Awaitable[None]]) -> None:
-        """End all with `end`, and those that are about to start."""
+        """End all with `end`, also when that fails for one, and those that are about to start."""
         tasks, self._tasks = self._tasks, None
-        while self._ready:
-            await end(self._ready.popitem()[1])
-        await event_loop.end_tasks(tasks)
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(event_loop.end_tasks, tasks)
+            while self._ready:
+                ends.push_async_callback(end, self._ready.popitem()[1])
 
 
 class _Start(Generic[Zygote]):
