@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from toolcell.sandbox.process import cache as cache_entries
 from toolcell.sandbox.process import packages
 from toolcell.sandbox.process.cache import made_entry, private_directory, prune
 from toolcell.sandbox.process.packages import PackageEnvironment
@@ -91,9 +93,31 @@ def test_so_does_who_adds_something_else(cache: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(prune, "__kwdefaults__", {"max_bytes": 2 * len(DATA)})
 
     newer = made_entry(cache / "guest" / "key", "a text", lambda building: (building / "text").write_text(2 * DATA))
+    cache_entries._pruning[cache].join()
 
     assert not older.exists()
     assert (newer / "text").read_text() == 2 * DATA
+
+
+def test_nobody_who_adds_something_waits_for_what_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pruned, goes_on = [], threading.Event()
+
+    def prune_when_told(which: Path) -> None:
+        pruned.append(which)
+        assert goes_on.wait(60)
+
+    def add(name: str) -> None:
+        made_entry(cache / "guest" / name, "a text", lambda building: (building / "text").write_text(DATA))
+
+    monkeypatch.setattr(cache_entries, "prune", prune_when_told)
+    add("first")
+    add("second")
+    assert cache_entries._pruning[cache].daemon
+    goes_on.set()
+    cache_entries._pruning[cache].join()
+    add("third")
+    cache_entries._pruning[cache].join()
+    assert pruned == [cache] * 2
 
 
 def test_what_killed_processes_left_goes_after_an_hour(cache: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Final
 import platformdirs
 
 from toolcell.errors import PackageError, SandboxUnavailable
-from toolcell.support import files
+from toolcell.support import daemon_threads, files
 from toolcell.support.files import make_private_folder, new_directory, remove_tree
 
 
@@ -67,7 +68,8 @@ def copy_file(source: Path, target: Path, mode: int = 0o555) -> None:
 def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
     """Keep an entry, which `fill` makes if it is not there, and return it. `what`: what it is, for the error.
 
-    Like whoever adds a package environment, it removes what is then too much.
+    Like whoever adds a package environment, it removes what is then too much: in a thread, for this may be called on
+    the event loop, and one walk through the cache is for all that a start adds meanwhile.
 
     Raises:
         SandboxUnavailable: the cache cannot be written.
@@ -79,7 +81,7 @@ def made_entry(entry: Path, what: str, fill: Callable[[Path], object]) -> Path:
                 for folder, _, _ in os.walk(building):  # sandboxes have another user id
                     os.chmod(folder, 0o755)
             keep(entry)
-            prune(entry.parent.parent)
+            _prune_later(entry.parent.parent)
     except OSError as exc:
         raise SandboxUnavailable(
             f"{what} cannot be kept in {entry.parent.parent}: {exc}; set XDG_CACHE_HOME to a directory that can be "
@@ -235,6 +237,16 @@ def prune(cache: Path, *, max_bytes: int = MAX_BYTES) -> int:
         total -= sum(taken for inode, taken in each.files.items() if not owners[inode])
     _remove_leftovers(cache)
     return before - total
+
+
+_pruning: dict[Path, threading.Thread] = {}
+
+
+def _prune_later(cache: Path) -> None:
+    """Have a thread prune a cache, unless one does. The next entry makes up for one that the process ended."""
+    if (pruning := _pruning.get(cache)) is None or not pruning.is_alive():
+        with suppress(MemoryError, RuntimeError):  # there can be no more threads: the next entry is in time
+            _pruning[cache] = daemon_threads.start(prune, cache, name="toolcell-cache")
 
 
 def _find(cache: Path) -> list[_Found]:
