@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from fcntl import ioctl
+from os import sched_yield
 from termios import FIONREAD
 from time import monotonic, sleep
 from typing import Any, Final
@@ -26,13 +27,13 @@ FLUSH_CHARS = 16 * 1024
 ORDER_S: Final = 0.2
 """How long the host may take to read a pipe. It may be busy, or a process always writes more."""
 SPIN_S: Final = 2e-4
+"""How long to look again before sleeping: the host has nearly always read by then."""
 LOOK_S: Final = 1e-4
 PAUSE_S: Final = 2e-5
-"""Between texts in quicker succession nobody has printed: to look takes half as long as to send one."""
+"""How long after a look nobody looks again: it takes half as long as to send a short text."""
 LATE_S: Final = 2.0
 """So long nobody looks after the host was late."""
 _EMPTY: Final = bytes(4)
-_yield: Final = os.sched_yield
 
 
 class _RawBytes(io.BufferedIOBase):
@@ -180,7 +181,10 @@ class LogStream(io.TextIOBase):
             waited_s = monotonic() - began
             if waited_s > ORDER_S:
                 return False
-            _yield() if waited_s < SPIN_S else sleep(LOOK_S)
+            if waited_s < SPIN_S:
+                sched_yield()
+            else:
+                sleep(LOOK_S)
         return True
 
 

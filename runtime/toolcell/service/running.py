@@ -7,7 +7,7 @@ does. A reader that falls behind holds it up; one that goes ends it.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -30,11 +30,14 @@ from toolcell.run import (
     RunFinished,
     RunStream,
 )
+from toolcell.runtime import Runtime
 from toolcell.service.admission import place, unless_gone, wait_gone
 from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
+from toolcell.service.run_arguments import script_options
 from toolcell.service.runs_under_way import RunUnderWay
+from toolcell.sessions import Session
 
 T = TypeVar("T")
 
@@ -188,3 +191,18 @@ class _Writer:
     async def _write(self, text: bytes) -> None:
         self._last = anyio.current_time()
         await self._send({"type": "http.response.body", "body": text, "more_body": True})
+
+
+async def answer_script(request: ApiRequest, runner: Runtime | Session) -> Response | Mapping[str, Any]:
+    """Run the script of a request with `runner`.
+
+    `Accept: text/event-stream` gets its events as they happen, and the result as the last one.
+    """
+    source, options = request.body.code, script_options(request)
+    if wants_events(request.http):
+        return RunEventStream(request, lambda cancel: runner.stream(source, **options, cancel=cancel))
+
+    async def work(run: RunUnderWay) -> Mapping[str, Any]:
+        return result_members(await runner.execute_code(source, **options, cancel=run.cancel))
+
+    return await run_for(request, work)

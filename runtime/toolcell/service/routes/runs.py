@@ -35,8 +35,8 @@ from toolcell.service.routes.models import (
     SuspendedRun,
     SuspendedRuns,
 )
-from toolcell.service.run_arguments import chosen_tools, context_of, replay_context, script_options
-from toolcell.service.running import RunEventStream, result_members, run_for, wants_events
+from toolcell.service.run_arguments import chosen_tools, context_of, replay_context
+from toolcell.service.running import answer_script, result_members, run_for
 from toolcell.service.runs_under_way import RunUnderWay
 from toolcell.service.socket.values import plain_record
 from toolcell.tools import Approve, Deny, Edit
@@ -45,17 +45,8 @@ from toolcell.tools import Approve, Deny, Edit
 
 
 async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
-    """Run a script. `Accept: text/event-stream` gets its events as they happen, and the result as the last one."""
-    given: ExecuteRequest = request.body
-    runtime = request.tenant.runtime
-    options = script_options(request)
-    if wants_events(request.http):
-        return RunEventStream(request, lambda cancel: runtime.stream(given.code, **options, cancel=cancel))
-
-    async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return result_members(await runtime.execute_code(given.code, **options, cancel=run.cancel))
-
-    return await run_for(request, work)
+    """Run a script in a sandbox of its own."""
+    return await answer_script(request, request.tenant.runtime)
 
 
 async def execute_plan(request: ApiRequest) -> Mapping[str, Any]:

@@ -24,9 +24,8 @@ from toolcell.service.routes.models import (
     SessionList,
     SessionRequest,
 )
-from toolcell.service.run_arguments import context_of, files_of, script_options
-from toolcell.service.running import RunEventStream, result_members, run_for, wants_events
-from toolcell.service.runs_under_way import RunUnderWay
+from toolcell.service.run_arguments import context_of, files_of
+from toolcell.service.running import answer_script, run_for
 from toolcell.service.tenant_limits import allowed_limits
 from toolcell.sessions import Session
 
@@ -74,16 +73,7 @@ async def forget(request: ApiRequest) -> Response:
 
 async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
     """Run a script in the session's sandbox."""
-    given: ScriptRequest = request.body
-    session = await _session(request)
-    options = script_options(request)
-    if wants_events(request.http):
-        return RunEventStream(request, lambda cancel: session.stream(given.code, **options, cancel=cancel))
-
-    async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return result_members(await session.execute_code(given.code, **options, cancel=run.cancel))
-
-    return await run_for(request, work)
+    return await answer_script(request, await _session(request))
 
 
 async def put_files(request: ApiRequest) -> Response:
